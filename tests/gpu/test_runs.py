@@ -1,0 +1,177 @@
+"""Many runs of one pipeline: changing inputs, graphs, delays, epochs at their wrap, aborts, a broken rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.gpu.cases import assert_equals_oracle, make, poison
+from tilerelay import Pipeline, PipelineAborted, Placement, dense_chain
+from tilerelay.graph.tiling import TileGrid
+from tilerelay.graph.workload import Stage, chain
+from tilerelay.runtime.launch import stage_arguments
+
+DELAY_CYCLES = 2_000_000  # about a millisecond
+INPUTS = 8
+
+
+def two_stages(
+    m: int = 512, width: int = 512, *, placement: str = "0,1", **options: Any
+) -> tuple[Pipeline, torch.Tensor]:
+    return make(dense_chain(m, [width] * 3), Placement.parse(placement), **options)
+
+
+@pytest.mark.parametrize("kernel", ["persistent", "classical"])
+@pytest.mark.parametrize("signalling", ["queue", "counter"])
+def test_a_thousand_replays(kernel: str, signalling: str) -> None:
+    pipe, x = two_stages(kernel=kernel, signalling=signalling)
+    inputs = [torch.randn_like(x) for _ in range(INPUTS)]
+    with pipe:
+        expected = [pipe.oracle(value)[-1].to(pipe.y.device).clone() for value in inputs]
+        graph = pipe.capture(x)
+        wrong = torch.zeros((), dtype=torch.int64, device=pipe.y.device)
+        for run in range(1000):
+            x.copy_(inputs[run % INPUTS])
+            graph.replay()
+            torch.cuda.synchronize(x.device)
+            wrong += (pipe.y != expected[run % INPUTS]).any()
+            torch.cuda.synchronize(pipe.y.device)
+        pipe.synchronize()
+        assert wrong.item() == 0
+
+
+@pytest.mark.parametrize("signalling", ["queue", "counter"])
+@pytest.mark.parametrize("first_epoch", [2**31 - 3, 2**32 - 3])
+def test_epochs_wrap(first_epoch: int, signalling: str) -> None:
+    pipe, x = two_stages(m=700, first_epoch=first_epoch, signalling=signalling)
+    with pipe:
+        for run in range(8):
+            x.add_(run)
+            poison(pipe)
+            pipe(x)
+            pipe.synchronize()
+            assert_equals_oracle(pipe, x)
+
+
+def _delay(pipe, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """Put a delay before a stage's kernel in every run."""
+    launches = pipe._run._stage_launch
+
+    def delayed(i: int, source: torch.Tensor) -> Callable[[], None]:
+        launch = launches(i, source)
+
+        def run() -> None:
+            torch.cuda._sleep(DELAY_CYCLES)
+            launch()
+
+        return run if i == stage else launch
+
+    monkeypatch.setattr(pipe._run, "_stage_launch", delayed)
+    pipe._run._later = [delayed(i, pipe._run.outputs[i - 1]) for i in range(1, len(pipe._run._sms))]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("signalling", ["queue", "counter"])
+def test_either_side_late(stage: int, signalling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, x = two_stages(m=2000, signalling=signalling)
+    with pipe:
+        _delay(pipe, stage, monkeypatch)
+        for _ in range(3):
+            x.neg_()
+            poison(pipe)
+            pipe(x)
+            pipe.synchronize()
+            assert_equals_oracle(pipe, x)
+
+
+@pytest.mark.parametrize("signalling", ["queue", "counter"])
+@pytest.mark.parametrize("placement", ["0:1,1", "0,1:1", "0:2,1:131", "0:100,0:32"])
+def test_either_side_slow(placement: str, signalling: str) -> None:
+    """One SM against a whole device: every tile arrives late, or waits long to be read."""
+    pipe, x = two_stages(m=1500, placement=placement, signalling=signalling)
+    with pipe:
+        poison(pipe)
+        pipe(x)
+        pipe.synchronize()
+        assert_equals_oracle(pipe, x)
+
+
+def test_a_consumer_that_does_not_wait_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: without its prologue's wait the consumer reads what is not there yet."""
+    pipe, x = two_stages(m=2000)
+    with pipe:
+        pipe._run._arguments[1] = stage_arguments(pipe._run.workspace, 1, timeout_ns=10**9, listen=False)
+        pipe._run._dry_run()  # compile before the producer is made late
+        _delay(pipe, 0, monkeypatch)
+        poison(pipe)
+        pipe(x)
+        pipe.synchronize()
+        assert pipe.y.isnan().any()
+
+
+def _mute(pipe) -> None:  # type: ignore[no-untyped-def]
+    """Make the producer compute and never publish."""
+    pipe._run._arguments[0] = stage_arguments(pipe._run.workspace, 0, timeout_ns=10**9, announce=False)
+
+
+@pytest.mark.parametrize("kernel", ["persistent", "classical"])
+@pytest.mark.parametrize("signalling", ["queue", "counter"])
+@pytest.mark.parametrize("hold_back", [False, True])
+def test_abort_names_who_waits_and_the_pipeline_goes_on(kernel: str, signalling: str, hold_back: bool) -> None:
+    if hold_back and signalling == "counter":
+        pytest.skip("only a queue has a first entry to wake a held-back stream")
+    # Three stages: the last one must be released, too, when the middle one gives up.
+    workload = dense_chain(1000, [512] * 4)
+    kernels = ["persistent", kernel, "persistent"]
+    pipe, x = make(workload, Placement.parse("0:66,1,0:66"), kernel=kernels, signalling=signalling, timeout_s=0.2)
+    with pipe:
+        honest = pipe._run._arguments[0]
+        _mute(pipe)
+        pipe._run._stage_launch(0, x)()  # compile before the consumers spin
+        torch.cuda.synchronize(0)
+        pipe._run.reset()
+        pipe(x)
+        with pytest.raises(PipelineAborted) as caught:
+            pipe.synchronize()
+        text = str(caught.value)
+        assert "stage 1" in text and "layer0" in text and "tile" in text
+        assert re.search(r"layer0's tiles had not been published: \d+", text)  # the missing producers by number
+        pipe._run._arguments[0] = honest
+        for _ in range(2):
+            poison(pipe)
+            pipe(x)
+            pipe.synchronize()
+            assert_equals_oracle(pipe, x)
+
+
+@pytest.mark.parametrize("signalling", ["queue"])
+def test_hold_back(signalling: str) -> None:
+    pipe, x = two_stages(m=1000, hold_back=True, signalling=signalling)
+    with pipe:
+        for _ in range(5):
+            x.neg_()
+            poison(pipe)
+            pipe(x)
+            pipe.synchronize()
+            assert_equals_oracle(pipe, x)
+
+
+def test_a_given_tile_order() -> None:
+    """The paper's pre-defined source queue: the first stage computes its tiles in any given order."""
+    grids = [TileGrid(1000, 1024, 128, 256)] * 2
+    backwards = list(range(grids[0].tiles))[::-1]
+    workload = chain([Stage("first", grids[0], 512, order=backwards), Stage("last", grids[1], 1024)])
+    pipe, x = make(workload, Placement.parse("0:1,1:1"))
+    with pipe:
+        poison(pipe)
+        pipe(x)
+        pipe.synchronize()
+        assert_equals_oracle(pipe, x)
+        ring = pipe._run.workspace.edge(0, "ring").cpu()
+        groups = (ring & 0xFFFFFFFF).tolist()
+        # One SM: the panels become ready in the order of the source queue, last one first (after the dry run's pushes).
+        assert groups[: len(groups)] == list(range(grids[0].rows))[::-1]

@@ -1,0 +1,140 @@
+"""The checks of the PTX notice every rule that is broken in it; and the reader of its control flow."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.kernels.ptx import Instruction, Program
+from tests.kernels.ptx_rules import broken_rules
+from tests.kernels.variants import KERNELS, SIGNALS, SOURCES, compiled
+
+FENCE = r"fence\.acq_rel\.sys;"
+PROXY_FENCE = r"fence\.proxy\.async;"
+LATE_WAIT = r"fence.acq_rel.sys; \1cp.async.bulk.wait_group 0;"
+COUNT = r"atom\.global\.sys\.relaxed\.add"
+GATHER = r"atom\.global\.gpu\.acq_rel\.add"
+PUSH_ENTRY = r"atom\.global\.sys\.release\.exch\.b64"
+POLL = r"ld\.global\.sys\.acquire"
+CAS = r"(@%p\d+ atom\.global\.acq_rel\.\w+\.cas)"
+INTEGER = r"\t\.param \.u32 \w+_param_\d+,\n(?=\t\.param \.u32)"
+AROUND = r"{ @%p1 bra around; \1 around: mov.u32 %r1, %r1; }"
+FULL_WAIT = r"cp\.async\.bulk\.wait_group 0;"
+BARRIER = r"bar\.(?:warp\.)?sync\s+-?\d+;"
+# (change, signal of the kernel, what is searched, what it becomes, rule that must notice)
+MUTATIONS = [
+    ("the full wait becomes a read-only one", "push", FULL_WAIT, "cp.async.bulk.wait_group.read 0;", "rule 1"),
+    ("no full wait", "count", FULL_WAIT, "", "rule 1"),
+    ("a full wait for one group fewer", "push", FULL_WAIT, "cp.async.bulk.wait_group 1;", "rule 1"),
+    ("the full wait is predicated", "push", FULL_WAIT, "@%p1 cp.async.bulk.wait_group 0;", "rule 1"),
+    ("a branch around the full wait", "push", f"({FULL_WAIT})", AROUND, "rule 1"),
+    ("no barrier before the fence", "count", rf"({FULL_WAIT}[^}}]*?){BARRIER}", r"\1", "rule 2"),
+    ("no barrier at all", "push", BARRIER, "", "rule 2"),
+    ("no barrier after a poll", "push", BARRIER, "", "rule 4"),
+    ("no system fence", "push", FENCE, "", "rule 3"),
+    ("a fence of the device", "count", FENCE, "fence.acq_rel.gpu;", "rule 3"),
+    ("the fence before the wait", "count", rf"{FULL_WAIT}(.*?){FENCE}", LATE_WAIT, "rule 3"),
+    ("a fence for every counter", "count", rf"(@%p\d+ {COUNT})", r"fence.acq_rel.sys; \1", "rule 3"),
+    ("a count for this device only", "count", COUNT, "atom.global.gpu.relaxed.add", "rule 3"),
+    ("a count that gathers nothing", "push", GATHER, "atom.global.gpu.relaxed.add", "rule 3"),
+    ("a push that releases nothing", "push", PUSH_ENTRY, "atom.global.sys.relaxed.exch.b64", "rule 3"),
+    ("a push for this device only", "push", PUSH_ENTRY, "atom.global.gpu.release.exch.b64", "rule 3"),
+    ("a relaxed poll", "push", POLL, "ld.global.sys.relaxed", "rule 4"),
+    ("a poll of this device only", "count", POLL, "ld.global.gpu.acquire", "rule 4"),
+    ("a volatile poll", "count", POLL, "ld.volatile.global", "rule 4"),
+    ("no proxy fence", "push", PROXY_FENCE, "", "rule 4"),
+    ("a proxy fence for shared memory only", "count", PROXY_FENCE, "fence.proxy.async.shared::cta;", "rule 4"),
+    ("the epoch is another word", "push", r"_param_16\]", "_param_18]", "rule 6"),
+    ("an integer was folded into the code", "push", INTEGER, "", "rule 6"),
+    ("a wait without a deadline", "count", r"%globaltimer", "%clock64", "rule 7"),
+    ("a wait blind to the abort", "push", r"_param_20\]", "_param_18]", "rule 7"),
+    ("a trap", "count", CAS, r"trap; \1", "rule 7"),
+    ("an early exit", "push", CAS, r"@%p1 ret; \1", "rule 7"),
+]  # fmt: skip
+
+
+def broken(ptx: str, kind: str, source: str, signal: str) -> set[str]:
+    """The rules that the checks say are broken."""
+    found = broken_rules(ptx, kind=kind, source=SOURCES[source], signal=SIGNALS[signal])
+    return {line.split(":")[0] for line in found}
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize(("change", "signal", "pattern", "becomes", "rule"), MUTATIONS, ids=[m[0] for m in MUTATIONS])
+def test_a_broken_rule_is_noticed(kind: str, change: str, signal: str, pattern: str, becomes: str, rule: str) -> None:
+    source = "queue" if signal == "push" else "counter"
+    ptx = compiled(kind, source, signal).ptx
+    changed, count = re.subn(pattern, becomes, ptx, flags=re.DOTALL)
+    assert count, f"nothing to change for {change!r}"
+    assert rule in broken(changed, kind, source, signal)
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize(
+    ("source", "signal", "taken_for", "rule"),
+    [
+        ("order", "silent", ("order", "push"), "rule 3"),
+        ("order", "push", ("order", "silent"), "rule 3"),
+        ("order", "push", ("order", "count"), "rule 3"),
+        ("order", "count", ("order", "push"), "rule 3"),
+        ("order", "silent", ("queue", "silent"), "rule 4"),
+        ("queue", "silent", ("order", "silent"), "rule 4"),
+    ],
+)
+def test_another_variant_is_noticed(kind: str, source: str, signal: str, taken_for: tuple[str, str], rule: str) -> None:
+    ptx = compiled(kind, source, signal).ptx
+    assert rule in broken(ptx, kind, *taken_for)
+
+
+def program(body: str) -> Program:
+    head = ".visible .entry kernel(\n\t.param .u64 .ptr .global .align 16 kernel_param_0\n)\n"
+    return Program(f"{head}{{\n{body}\n}}\n\t.file 1", ["memory"])
+
+
+def opcode(name: str):  # type: ignore[no-untyped-def]
+    return lambda i: i.opcode == name
+
+
+def test_paths_follow_labels_branches_and_predicates() -> None:
+    code = program("a.x; @%p1 bra $end; b.x; bra.uni $end; never.x; $end: c.x; ret;")
+    by_name = {i.opcode: i for i in code.instructions}
+    assert [code.instructions[n].opcode for n in by_name["bra"].next] == ["c.x", "b.x"]
+    assert by_name["never.x"].index not in code.reached([0])
+    assert code.unordered(opcode("a.x"), [opcode("b.x")], opcode("c.x")), "the branch goes around b"
+    assert not code.unordered(opcode("b.x"), [opcode("bra.uni")], opcode("c.x"))
+    split = code.between_split_and_join(by_name["bra"])
+    assert {code.instructions[n].opcode for n in split} == {"b.x", "bra.uni"}
+
+
+def test_what_a_predicate_guards_orders_nothing() -> None:
+    assert program("a.x; @%p1 b.x; c.x; ret;").unordered(opcode("a.x"), [opcode("b.x")], opcode("c.x"))
+    assert not program("a.x; b.x; c.x; ret;").unordered(opcode("a.x"), [opcode("b.x")], opcode("c.x"))
+
+
+def test_labels_of_inline_assembly_belong_to_their_scope() -> None:
+    loop = "{ .reg .pred done; wait: try.x done, [%r1]; @!done bra.uni wait; }"
+    code = program(f"{loop} {loop} ret;")
+    assert [[code.instructions[n].index for n in i.next] for i in code.instructions] == [[1], [0, 2], [3], [2, 4], []]
+
+
+def test_jump_tables_lead_to_the_roles_and_end_them() -> None:
+    jump = "$head: brx.idx %r1, $table; $table: .branchtargets\n $one,\n $two;"
+    code = program(f"{jump} $one: a.x; bra $head; $two: b.x; ret;")
+    assert [code.instructions[n].opcode for n in code.roles] == ["a.x", "b.x"]
+    assert "b.x" not in {code.instructions[n].opcode for n in code.reached(code.roles[:1])}
+
+
+def test_addresses_are_traced_to_the_parameter_that_they_come_from() -> None:
+    code = program(
+        "ld.param.b64 %rd1, [kernel_param_0]; mad.wide.s32 %rd2, %r1, 4, %rd1; ld.global.b64 { %rd3 }, [ %rd2 + 0 ];"
+        "add.s64 %rd4, %rd3, 8; ld.volatile.global.b32 { %r2 }, [%rd2]; setp.eq.b32 %p1, %r2, 0;"
+        "st.global.b32 [ %rd4 + 0 ], { %r2 }; ret;"
+    )
+    load, store = code.instructions[2], code.instructions[6]
+    assert (code.memory(load), code.memory(store)) == ("memory", "*memory")
+    assert code.origins("%p1") == {"volatile *memory"}
+
+
+def test_operands_are_split_outside_brackets() -> None:
+    assert Instruction(0, "", "cp.x", "[%rd1, {%r1, %r2}], [%r3], 4").parts == ["[%rd1, {%r1, %r2}]", "[%r3]", "4"]

@@ -1,0 +1,82 @@
+"""What both process sets share at work: operands, the fp32 reference, poison, and a clock on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tilerelay.baselines.cell import Cell
+from tilerelay.baselines.method import Launch, OwnLaunch, Piece, Variant
+from tilerelay.baselines.operands import Operands
+from tilerelay.baselines.reference import Reference
+from tilerelay.bench.deadline import wait_until
+
+LIMIT_S = 30.0  # for one run of a method; the longest takes some 30 ms
+
+
+def uuids_of(devices: Sequence[int]) -> list[str]:
+    """As nvidia-smi and NVML name the GPUs, whatever CUDA_VISIBLE_DEVICES says."""
+    uuids = [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
+    return [uuid if uuid.startswith("GPU-") else f"GPU-{uuid}" for uuid in uuids]
+
+
+def fill_with_nan(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.fill_(float("nan"))
+
+
+def result_of(variant: Variant, launch: Launch) -> tuple[Callable[[], Sequence[Piece]], Sequence[torch.Tensor]]:
+    """(where Y is, what to poison) of a launch, which knows it itself when it brought its own graph."""
+    if variant.launcher is None:
+        return variant.pieces, variant.poison
+    own: OwnLaunch = launch  # type: ignore[assignment]
+    return own.pieces, own.poison()
+
+
+class Chain:
+    """Operands and reference of the cells of one shape; the largest batch serves them all."""
+
+    def __init__(self, devices: dict[int, torch.device], cells: Sequence[Cell]) -> None:
+        self._devices, self._cells = devices, list(cells)
+        self._shape: tuple[int, ...] | None = None
+        self._operands: Operands | None = None
+        self._reference: Reference | None = None
+
+    def operands(self, cell: Cell) -> Operands:
+        if self._operands is None or self._shape != cell.shape:
+            self._operands = self._reference = None
+            torch.cuda.empty_cache()
+            rows = max(c.m for c in self._cells if c.shape == cell.shape)
+            self._operands, self._shape = Operands(self._devices, cell.widths, rows), cell.shape
+        return self._operands
+
+    def reference(self, cell: Cell) -> Reference:
+        operands = self.operands(cell)
+        if self._reference is None:
+            self._reference = Reference(operands, next(iter(self._devices)))
+        return self._reference
+
+
+class Stopwatch:
+    """Two events around a launch on one stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def start(self, launch: Launch) -> None:
+        """The launch between two events. The stream must be the current one."""
+        self._begin.record(self._stream)
+        launch.replay()
+        self._end.record(self._stream)
+
+    def wait_us(self) -> float:
+        """Microseconds between the events.
+
+        Raises:
+            Stuck: it never came to an end.
+        """
+        wait_until(self._end.query, LIMIT_S, "a run")
+        return float(self._begin.elapsed_time(self._end) * 1e3)

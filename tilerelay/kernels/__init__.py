@@ -1,0 +1,1 @@
+"""Device code: synchronisation primitives, prologue, epilogue, and the GEMMs that carry them."""

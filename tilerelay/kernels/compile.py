@@ -1,0 +1,149 @@
+"""Compile the GEMM kernels for Hopper on any machine, and say what the machine code needs.
+
+What is compiled is what is launched: Triton derives types, alignments and constants from the arguments of a call, and
+here it is given the same arguments by the same code (kernels.call), on the host, with a fixed target.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from tilerelay.errors import InvalidInput, UnsupportedMachine
+from tilerelay.kernels.activation import CODES
+from tilerelay.kernels.call import gemm_call
+from tilerelay.kernels.config import KernelConfig
+from tilerelay.kernels.protocol import Control, Inbox, Outbox
+from tilerelay.kernels.sync import INTERPRETED
+
+TARGET = GPUTarget("cuda", 90, 32)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
+
+
+@dataclass(frozen=True)
+class CompiledGemm:
+    """Code of one kernel variant for sm_90 and the resources that it needs.
+
+    Attributes:
+        shared_bytes: shared memory of a CTA.
+        registers: per thread, at launch.
+        stack_bytes, local_bytes: per thread; not 0 when registers are spilled.
+    """
+
+    ptx: str
+    cubin: bytes
+    shared_bytes: int
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+
+
+def compile_gemm(
+    config: KernelConfig,
+    *,
+    source: int | tl.constexpr,
+    signal: int | tl.constexpr,
+    group_entries: bool = True,
+    dtype: str = "bf16",
+    bias: bool = False,
+    activation: str = "none",
+    stamps: bool = False,
+    stride: int = 1,
+) -> CompiledGemm:
+    """The kernel of `config` compiled for Hopper; needs no GPU.
+
+    Args:
+        source: ORDER, QUEUE or COUNTER of kernels.protocol.
+        signal: SILENT, PUSH or COUNT.
+        group_entries: queue entries name groups; else tiles.
+        stamps: with timestamps.
+        stride: int32 words between counters.
+
+    Raises:
+        InvalidInput: unknown dtype or activation.
+        UnsupportedMachine: cuobjdump is missing, or Triton interprets kernels in this process.
+    """
+    if dtype not in DTYPES or activation not in CODES:
+        raise InvalidInput(f"dtype {dtype!r} or activation {activation!r}: choose of {[*DTYPES]} and of {[*CODES]}")
+    m, n, k = config.block_m, config.block_n, config.block_k
+    a, b, c = (torch.empty(shape, dtype=DTYPES[dtype]) for shape in ((m, k), (n, k), (m, n)))
+    word, pair = torch.empty(16, dtype=torch.int32), torch.empty(16, dtype=torch.int64)
+    arguments = {
+        "control": Control(word, word, word, word, word, pair, word, pair if stamps else None),
+        "inbox": Inbox(pair, word, word, word),
+        "outbox": Outbox(word, word, word, word, word, word, word, pair, word),
+        "stage": 0, "words": 2, "timeout_ns": 10**10, "tiles": 1, "tiles_n": 1, "n": n,
+        "in_entries": 1, "in_mask": 0, "in_group": 1, "out_mask": 0, "out_group": 1,
+        "SOURCE": source, "SIGNAL": signal, "GROUP_ENTRIES": group_entries, "STRIDE": stride,
+        "HAS_BIAS": bias, "ACTIVATION": CODES[activation],
+    }  # fmt: skip
+    return compile_call(*gemm_call(config, a, b, c, b if bias else None, arguments))
+
+
+def compile_call(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledGemm:
+    """A kernel compiled for Hopper as `kernel[grid](*args, **kwargs)` would compile it.
+
+    Raises:
+        UnsupportedMachine: as `compile_gemm`.
+    """
+    signature, constants, attributes, options = specialise(kernel, args, kwargs)
+    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
+    compiled = triton.compile(make_source(kernel, signature, constants, attributes), target=TARGET, options=options)
+    cubin = compiled.asm["cubin"]
+    registers, stack, local = _resource_usage(cubin)
+    return CompiledGemm(compiled.asm["ptx"], cubin, compiled.metadata.shared, registers, stack, local)
+
+
+def specialise(
+    kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any], dict[str, Any]]:
+    """What Triton makes of a call: types, constants, alignments and options. Calls that agree in these share a variant.
+
+    Raises:
+        UnsupportedMachine: Triton interprets kernels in this process.
+    """
+    if INTERPRETED:
+        raise UnsupportedMachine("TRITON_INTERPRET is set: kernels are interpreted; unset it before the import")
+    # The steps of JITFunction.run up to the compilation; that method itself asks the driver of a GPU for the target.
+    backend = make_backend(TARGET)
+    kwargs = {**kwargs, "debug": False}
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = bind(*args, **kwargs)
+    options, signature, constants, attributes = kernel._pack_args(backend, kwargs, bound, specialization, options)
+    return signature, constants, attributes, options.__dict__
+
+
+def _resource_usage(cubin: bytes) -> tuple[int, int, int]:
+    """Registers, stack bytes and local bytes per thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        text = subprocess.run([_cuobjdump(), "-res-usage", path], check=True, capture_output=True, text=True).stdout
+    found = _USAGE.findall(text)
+    if len(found) != 1:
+        raise UnsupportedMachine(f"cuobjdump named {len(found)} kernels in a cubin with one; its output:\n{text}")
+    registers, stack, local = (int(n) for n in found[0])
+    return registers, stack, local
+
+
+def _cuobjdump() -> str:
+    try:
+        return str(triton.knobs.nvidia.cuobjdump.path)
+    except (RuntimeError, AttributeError) as error:
+        raise UnsupportedMachine(
+            "cuobjdump is missing: Triton's package should carry it in backends/nvidia/bin; "
+            "reinstall triton, or set TRITON_CUOBJDUMP_PATH to the one of a CUDA toolkit"
+        ) from error

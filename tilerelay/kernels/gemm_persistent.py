@@ -1,0 +1,202 @@
+"""Warp-specialised persistent GEMM for Hopper (paper, section III.B.2), in Gluon: one CTA per SM walks over tiles.
+
+`c[M, N] = activation(a[M, K] @ b[N, K].T + bias[N])`, fp32 accumulation. Three roles share an SM:
+
+    load   1 warp      prologue, then TMA loads of A and B blocks into NUM_BUFFERS buffers    ready[i] ->
+    mma    8 warps     WGMMA over the K blocks, bias, activation, rounding, into c_buffers    c_ready[j] ->
+    store  1 warp      TMA stores of the tile (to the peer's memory, too), then the epilogue
+
+Hand-over is by mbarriers that count uses of a slot: `empty` and `c_empty` go the other way. The load warp runs ahead
+of the math by the buffers' depth and the store warp behind it: the protocol's waits hide under the next tile's math.
+All roles take the same tickets, so that every barrier is used equally often, after an abort too.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tilerelay.kernels.activation import activate
+from tilerelay.kernels.gemm_classical import UNSPECIALISED
+from tilerelay.kernels.protocol import COMPUTED, EVENTS, LOADED, epilogue, leave, prologue, tile_of
+from tilerelay.kernels.sync import bulk_stores_complete, load_uniform, stamp
+
+
+class Buffers(NamedTuple):
+    """Shared memory and its barriers."""
+
+    a: Any
+    b: Any
+    empty: Any
+    ready: Any
+    c: Any
+    c_empty: Any
+    c_ready: Any
+
+
+class Walk(NamedTuple):
+    """Which tiles there are and how the queue is indexed."""
+
+    tiles: Any
+    tiles_n: Any
+    k_tiles: Any
+    in_entries: Any
+    in_mask: Any
+    in_group: Any
+
+
+@gluon.jit
+def load_role(
+    a_desc, b_desc, buffers, walk, control, inbox, stage, words, timeout_ns,
+    SOURCE: gl.constexpr, STRIDE: gl.constexpr,
+):  # fmt: skip
+    BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
+    BLOCK_N: gl.constexpr = b_desc.block_type.shape[0]
+    BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
+    NUM_BUFFERS: gl.constexpr = buffers.a.shape[0]
+    epoch = gl.load(control.epoch)
+    alive = load_uniform(control.abort) == 0
+    use = 0
+    for ticket in range(gl.program_id(0), walk.tiles, gl.num_programs(0)):
+        tile, alive = prologue(
+            ticket, alive, epoch, control, inbox, words, timeout_ns, stage,
+            walk.in_entries, walk.in_mask, walk.in_group, SOURCE, STRIDE,
+        )  # fmt: skip
+        row = tile // walk.tiles_n * BLOCK_M
+        col = tile % walk.tiles_n * BLOCK_N
+        for k in range(walk.k_tiles):
+            slot = use % NUM_BUFFERS
+            mbarrier.wait(buffers.empty.index(slot), (use // NUM_BUFFERS & 1) ^ 1)
+            ready = buffers.ready.index(slot)
+            mbarrier.expect(ready, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(a_desc, [row, k * BLOCK_K], ready, buffers.a.index(slot))
+            tma.async_copy_global_to_shared(b_desc, [col, k * BLOCK_K], ready, buffers.b.index(slot))
+            use += 1
+
+
+@gluon.jit
+def mma_role(
+    c_dtype: gl.constexpr, bias, n, buffers, walk, control, inbox,
+    SOURCE: gl.constexpr, HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    BLOCK_M: gl.constexpr = buffers.a.shape[1]
+    BLOCK_N: gl.constexpr = buffers.b.shape[1]
+    NUM_BUFFERS: gl.constexpr = buffers.a.shape[0]
+    STORE_BUFFERS: gl.constexpr = buffers.c.shape[0]
+    STORE_N: gl.constexpr = buffers.c.shape[2]
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
+    epoch = gl.load(control.epoch)
+    use = 0
+    c_use = 0
+    for ticket in range(gl.program_id(0), walk.tiles, gl.num_programs(0)):
+        acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, LAYOUT)
+        if control.stamps is not None:
+            mbarrier.wait(buffers.ready.index(use % NUM_BUFFERS), use // NUM_BUFFERS & 1)
+            tile = tile_of(ticket, epoch, control, inbox, walk.in_entries, walk.in_mask, walk.in_group, SOURCE)
+            stamp(control.stamps, tile, LOADED, EVENTS)
+        for k in range(walk.k_tiles):
+            slot = use % NUM_BUFFERS
+            mbarrier.wait(buffers.ready.index(slot), use // NUM_BUFFERS & 1)
+            acc = warpgroup_mma(buffers.a.index(slot), buffers.b.index(slot).permute((1, 0)), acc, is_async=True)
+            acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+            # The product before this one is done with its buffers; the very first one of a tile has none before it.
+            mbarrier.arrive(buffers.empty.index((use + NUM_BUFFERS - 1) % NUM_BUFFERS), count=1, pred=k > 0)
+            use += 1
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(buffers.empty.index((use + NUM_BUFFERS - 1) % NUM_BUFFERS), count=1)
+        if HAS_BIAS or control.stamps is not None:
+            tile = tile_of(ticket, epoch, control, inbox, walk.in_entries, walk.in_mask, walk.in_group, SOURCE)
+            stamp(control.stamps, tile, COMPUTED, EVENTS)
+        if HAS_BIAS:
+            columns = tile % walk.tiles_n * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
+            acc += gl.expand_dims(gl.load(bias + columns, mask=columns < n, other=0.0).to(gl.float32), 0)
+        c = activate(acc, ACTIVATION).to(c_dtype)
+        for part in gl.static_range(BLOCK_N // STORE_N):
+            c_slot = c_use % STORE_BUFFERS
+            mbarrier.wait(buffers.c_empty.index(c_slot), (c_use // STORE_BUFFERS & 1) ^ 1)
+            if BLOCK_N == STORE_N:
+                buffers.c.index(c_slot).store(c)
+            else:
+                left, right = c.reshape(BLOCK_M, 2, STORE_N).permute(0, 2, 1).split()
+                buffers.c.index(c_slot).store(left if part == 0 else right)
+            fence_async_shared()
+            mbarrier.arrive(buffers.c_ready.index(c_slot), count=1)
+            c_use += 1
+
+
+@gluon.jit
+def store_role(
+    c_desc, buffers, walk, control, inbox, outbox, out_mask, out_group,
+    BLOCK_N: gl.constexpr, SOURCE: gl.constexpr, SIGNAL: gl.constexpr, GROUP_ENTRIES: gl.constexpr, STRIDE: gl.constexpr,
+):  # fmt: skip
+    BLOCK_M: gl.constexpr = c_desc.block_type.shape[0]
+    STORE_N: gl.constexpr = c_desc.block_type.shape[1]
+    STORE_BUFFERS: gl.constexpr = buffers.c.shape[0]
+    epoch = gl.load(control.epoch)
+    lanes = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
+    c_use = 0
+    for ticket in range(gl.program_id(0), walk.tiles, gl.num_programs(0)):
+        for part in gl.static_range(BLOCK_N // STORE_N):
+            c_slot = c_use % STORE_BUFFERS
+            mbarrier.wait(buffers.c_ready.index(c_slot), c_use // STORE_BUFFERS & 1)
+            # Only now has this ticket's prologue certainly run (load -> mma -> here).
+            tile = tile_of(ticket, epoch, control, inbox, walk.in_entries, walk.in_mask, walk.in_group, SOURCE)
+            row = tile // walk.tiles_n * BLOCK_M
+            col = tile % walk.tiles_n * BLOCK_N + part * STORE_N
+            tma.async_copy_shared_to_global(c_desc, [row, col], buffers.c.index(c_slot))
+            tma.store_wait(0)  # the buffer has been read: enough to hand it back, not enough to publish
+            mbarrier.arrive(buffers.c_empty.index(c_slot), count=1)
+            c_use += 1
+        alive = load_uniform(control.abort) == 0
+        epilogue(tile, epoch, alive, lanes, control, outbox, out_mask, out_group, SIGNAL, GROUP_ENTRIES, STRIDE)
+    bulk_stores_complete()
+    leave(control, epoch)
+
+
+@gluon.jit(do_not_specialize=UNSPECIALISED)
+def gemm_persistent(
+    a_desc, b_desc, c_desc, bias, control, inbox, outbox,
+    stage, words, timeout_ns, tiles, tiles_n, k_tiles, n, in_entries, in_mask, in_group, out_mask, out_group,
+    SOURCE: gl.constexpr, SIGNAL: gl.constexpr, GROUP_ENTRIES: gl.constexpr, STRIDE: gl.constexpr,
+    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+    NUM_BUFFERS: gl.constexpr, STORE_BUFFERS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    BLOCK_N: gl.constexpr = b_desc.block_type.shape[0]
+    dtype: gl.constexpr = a_desc.dtype
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    buffers = Buffers(
+        a=gl.allocate_shared_memory(dtype, [NUM_BUFFERS] + a_desc.block_type.shape, a_desc.layout),
+        b=gl.allocate_shared_memory(dtype, [NUM_BUFFERS] + b_desc.block_type.shape, b_desc.layout),
+        empty=gl.allocate_shared_memory(gl.int64, [NUM_BUFFERS, 1], BARRIER),
+        ready=gl.allocate_shared_memory(gl.int64, [NUM_BUFFERS, 1], BARRIER),
+        c=gl.allocate_shared_memory(dtype, [STORE_BUFFERS] + c_desc.block_type.shape, c_desc.layout),
+        c_empty=gl.allocate_shared_memory(gl.int64, [STORE_BUFFERS, 1], BARRIER),
+        c_ready=gl.allocate_shared_memory(gl.int64, [STORE_BUFFERS, 1], BARRIER),
+    )
+    for i in gl.static_range(NUM_BUFFERS):
+        mbarrier.init(buffers.empty.index(i), count=1)
+        mbarrier.init(buffers.ready.index(i), count=1)
+    for i in gl.static_range(STORE_BUFFERS):
+        mbarrier.init(buffers.c_empty.index(i), count=1)
+        mbarrier.init(buffers.c_ready.index(i), count=1)
+    walk = Walk(tiles, tiles_n, k_tiles, in_entries, in_mask, in_group)
+    gl.warp_specialize(
+        [
+            (mma_role, (dtype, bias, n, buffers, walk, control, inbox, SOURCE, HAS_BIAS, ACTIVATION, num_warps)),
+            (load_role, (a_desc, b_desc, buffers, walk, control, inbox, stage, words, timeout_ns, SOURCE, STRIDE)),
+            (
+                store_role,
+                (c_desc, buffers, walk, control, inbox, outbox, out_mask, out_group,
+                 BLOCK_N, SOURCE, SIGNAL, GROUP_ENTRIES, STRIDE),
+            ),
+        ],
+        worker_num_warps=[1, 1],
+        worker_num_regs=[40, 40],
+    )  # fmt: skip

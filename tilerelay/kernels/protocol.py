@@ -1,0 +1,257 @@
+"""Device side of the protocol: what a kernel is handed, the prologue, the epilogue, and how a run is aborted.
+
+The hooks know tiles, groups and counters; they know nothing of what a tile computes (paper, section III.A).
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from tilerelay.kernels.sync import (
+    POLLS_PER_CHECK,
+    barrier,
+    bulk_stores_complete,
+    clock_ns,
+    fence_proxy,
+    fence_system,
+    load_acquire,
+    load_uniform,
+    stamp,
+)
+
+# Where the next tile comes from.
+ORDER = tl.constexpr(0)  # the stage's own order, nothing to wait for
+QUEUE = tl.constexpr(1)  # groups (or tiles) in the order in which they became ready
+COUNTER = tl.constexpr(2)  # the stage's own order, waiting for each tile's group
+
+# How a finished tile is announced.
+SILENT = tl.constexpr(0)
+PUSH = tl.constexpr(1)  # count on this device; who completes a group pushes it into the consumer's queue
+COUNT = tl.constexpr(2)  # count on the consumer's device
+
+# What an abort word holds when another CTA has ended the run; a positive one is the claim of CTA number value - 1.
+ENDED = tl.constexpr(-1)
+WAKE_ALL = tl.constexpr(1 << 30)
+
+# Timestamps of a tile, in nanoseconds of the device's clock.
+SEEN = tl.constexpr(0)  # the polling thread has seen that the tile may be computed
+OBTAINED = tl.constexpr(1)  # the prologue has returned: all threads of the role know the tile
+LOADED = tl.constexpr(2)  # the first blocks of A and B are there for the products (persistent kernel)
+COMPUTED = tl.constexpr(3)  # the last product is done
+STORED = tl.constexpr(4)  # the tile's stores are complete
+PUBLISHED = tl.constexpr(5)  # the epilogue has returned
+EVENTS = tl.constexpr(6)
+
+
+class Control(NamedTuple):
+    """One stage's own words, on its device, and the means to end a run."""
+
+    epoch: object  # int32 [1]: number of the current run
+    finished: object  # int32 [1]: CTAs of the current run that are done
+    order: object  # int32 [tiles]: the stage's own tile order
+    published: object  # int32 [tiles]: the last epoch in which each tile was announced (names the missing ones)
+    abort: object  # int32 [1]: not 0: the run is being ended
+    abort_words: object  # int64 [words]: addresses of all devices' abort and wake words
+    record: object  # int32 [record]: host-visible error record of this stage
+    stamps: object  # int64 [tiles, EVENTS]: timestamps, or None
+
+
+class Inbox(NamedTuple):
+    """What the prologue reads. All of it lives on the consumer's device: polling is local."""
+
+    ring: object  # int64 [power of two]: epoch << 32 | group or tile
+    scoreboard: object  # int32 [groups * stride]: counters, with counter signalling
+    group_of: object  # int32 [tiles]
+    need: object  # int32 [groups]
+
+
+class Outbox(NamedTuple):
+    """What the epilogue reads and adds to."""
+
+    offsets: object  # int32 [tiles + 1]: CSR of the dependency array, on this device
+    groups: object  # int32 [edges]
+    need: object  # int32 [groups]
+    member_offsets: object  # int32 [groups + 1]
+    members: object  # int32 [consumer tiles]
+    scoreboard: object  # int32 [groups * stride]: on this device (PUSH) or on the consumer's (COUNT)
+    tail: object  # int32 [1]: queue entries ever pushed, on this device
+    ring: object  # int64 [power of two]: on the consumer's device
+    wake: object  # int32 [1]: on the consumer's device; the epoch of the last first push
+
+
+@triton.jit
+def _end_run(control, words, stage, ticket, tile, group, have, want, epoch):
+    """Write who waits for what to the host-visible record and raise the abort word on every device (rule 7)."""
+    tl.store(control.record + 1, stage)
+    tl.store(control.record + 2, ticket)
+    tl.store(control.record + 3, tile)
+    tl.store(control.record + 4, group)
+    tl.store(control.record + 5, have)
+    tl.store(control.record + 6, want)
+    tl.store(control.record + 7, epoch)
+    fence_system()
+    tl.store(control.record, 1)
+    for word in range(words):
+        address = tl.load(control.abort_words + word).to(tl.pointer_type(tl.int32))
+        # The table holds every stage's abort word and wake word in turn. Runs that are queued already wait for later
+        # epochs: the wake word goes far past them.
+        tl.atomic_xchg(address, tl.where(word % 2 == 0, ENDED, epoch + WAKE_ALL), sem="release", scope="sys")
+
+
+@triton.jit
+def _behind(pointer, want, EXACT: tl.constexpr):
+    """(value, not there yet): counters count up and are compared wrap-safe, a queue entry must carry the epoch."""
+    if EXACT:
+        value = (load_acquire(pointer) >> 32).to(tl.int32)
+        return value, value != want
+    else:
+        value = load_acquire(pointer)
+        return value, (value - want) < 0
+
+
+@triton.jit
+def wait(pointer, want, alive, control, words, timeout_ns, stage, ticket, tile, group, epoch, EXACT: tl.constexpr):
+    """Poll this device's own memory until the word is there; False when the run was aborted instead.
+
+    Every wait is bounded: after `timeout_ns` it raises the abort (rule 7). After an abort nothing polls any more.
+    """
+    if alive:
+        value, behind = _behind(pointer, want, EXACT)
+        if behind:
+            deadline = clock_ns() + timeout_ns
+            mine = tl.program_id(0) + 1
+            polls = 0
+            while behind & alive:
+                value, behind = _behind(pointer, want, EXACT)
+                polls += 1
+                if behind & (polls % POLLS_PER_CHECK == 0):
+                    # One thread looks at its clock and claims the abort word; all threads see what stands there then,
+                    # so that they leave the loop together. Who finds its own claim ends the run.
+                    tl.atomic_cas(
+                        control.abort, 0, tl.where(clock_ns() > deadline, mine, 0), sem="acq_rel", scope="gpu"
+                    )
+                    raised = load_uniform(control.abort)
+                    if raised == mine:
+                        _end_run(control, words, stage, ticket, tile, group, value, want, epoch)
+                    alive = raised == 0
+    return alive
+
+
+@triton.jit
+def queue_slot(ticket, epoch, entries, ring_mask, group_size):
+    """Ring slot of a ticket: `entries` are pushed in every epoch, a group serves `group_size` tickets."""
+    return ((epoch - 1) * entries + ticket // group_size) & ring_mask
+
+
+@triton.jit
+def tile_of(ticket, epoch, control, inbox, entries, ring_mask, group_size, SOURCE: tl.constexpr):
+    """The tile of a ticket whose prologue has run, in this role or in one that this role has waited for."""
+    if SOURCE == QUEUE:
+        entry = tl.load(inbox.ring + queue_slot(ticket, epoch, entries, ring_mask, group_size), volatile=True)
+        return entry.to(tl.int32) * group_size + ticket % group_size
+    else:
+        return tl.load(control.order + ticket)
+
+
+@triton.jit
+def prologue(
+    ticket, alive, epoch, control, inbox, words, timeout_ns, stage, entries, ring_mask, group_size, SOURCE: tl.constexpr, STRIDE: tl.constexpr
+):  # fmt: skip
+    """Wait until the ticket's tile may be computed; (tile, alive).
+
+    Precondition: called by all threads of the role that will issue the tile's loads. On return these threads may load
+    the prerequisites by ordinary loads and by TMA (rule 4). `alive` is False when the run was aborted: then the tile
+    is some tile of the grid, and its result is worth nothing.
+    """
+    if SOURCE == QUEUE:
+        slot = inbox.ring + queue_slot(ticket, epoch, entries, ring_mask, group_size)
+        alive = wait(slot, epoch, alive, control, words, timeout_ns, stage, ticket, -1, -1, epoch, True)
+    tile = tile_of(ticket, epoch, control, inbox, entries, ring_mask, group_size, SOURCE)
+    if SOURCE == COUNTER:
+        group = tl.load(inbox.group_of + tile)
+        want = epoch * tl.load(inbox.need + group)
+        counter = inbox.scoreboard + group * STRIDE
+        alive = wait(counter, want, alive, control, words, timeout_ns, stage, ticket, tile, group, epoch, False)
+    stamp(control.stamps, tile, SEEN, EVENTS)
+    if SOURCE != ORDER:
+        barrier()
+        fence_proxy()
+    stamp(control.stamps, tile, OBTAINED, EVENTS)
+    return tile, alive
+
+
+@triton.jit
+def epilogue(
+    tile, epoch, alive, lanes, control, outbox, ring_mask, group_size, SIGNAL: tl.constexpr, GROUP_ENTRIES: tl.constexpr, STRIDE: tl.constexpr
+):  # fmt: skip
+    """Wait until a tile is stored, then announce it to the groups that need it, unless the run is being ended.
+
+    Precondition: all threads of the role call this, the ones that issued the tile's stores among them. `lanes` is a
+    vector 0..31, one element per thread of a warp: it adds to 32 counters at once (paper, III.A.4: "SIMD execution").
+    """
+    if SIGNAL != SILENT:
+        first = tl.load(outbox.offsets + tile)  # the dependency array never changes: read it while the stores drain
+        end = tl.load(outbox.offsets + tile + 1)
+    if SIGNAL != SILENT or control.stamps is not None:
+        bulk_stores_complete()  # rule 1
+        stamp(control.stamps, tile, STORED, EVENTS)
+    if SIGNAL != SILENT:
+        barrier()  # rule 2: every thread's stores
+        if alive:
+            fence_system()  # rule 3: one fence in every publishing lane, then plain adds
+            for start in range(first, end, 32):
+                mask = start + lanes < end
+                group = tl.load(outbox.groups + start + lanes, mask=mask, other=0)
+                _count(group, mask, epoch, outbox, ring_mask, group_size, SIGNAL, GROUP_ENTRIES, STRIDE)
+            tl.store(control.published + tile, epoch)
+    stamp(control.stamps, tile, PUBLISHED, EVENTS)
+
+
+@triton.jit
+def _count(
+    group, mask, epoch, outbox, ring_mask, group_size, SIGNAL: tl.constexpr, GROUP_ENTRIES: tl.constexpr, STRIDE: tl.constexpr
+):  # fmt: skip
+    """Add one to each lane's group; with queue signalling, push the groups that this completes."""
+    counter = outbox.scoreboard + group * STRIDE
+    one = group * 0 + 1
+    if SIGNAL == COUNT:
+        tl.atomic_add(counter, one, mask=mask, sem="relaxed", scope="sys")
+    else:
+        need = tl.load(outbox.need + group, mask=mask, other=0)
+        # acq_rel: whoever completes the group has observed the other producers' tiles, and releases them too.
+        count = tl.atomic_add(counter, one, mask=mask, sem="acq_rel", scope="gpu") + 1
+        complete = mask & (count == epoch * need)
+        _push(group, complete, epoch, outbox, ring_mask, group_size, GROUP_ENTRIES)
+
+
+@triton.jit
+def _push(group, complete, epoch, outbox, ring_mask, largest_group, GROUP_ENTRIES: tl.constexpr):
+    """Push complete groups into the consumer's ring: a fire-and-forget remote write with release order (rule 3)."""
+    stamp = epoch.to(tl.int64) << 32
+    if GROUP_ENTRIES:
+        slot = tl.atomic_add(outbox.tail + group * 0, group * 0 + 1, mask=complete, sem="relaxed", scope="gpu")
+        tl.atomic_xchg(outbox.ring + (slot & ring_mask), stamp | group, mask=complete, sem="release", scope="sys")
+    else:
+        start = tl.load(outbox.member_offsets + group, mask=complete, other=0)
+        size = tl.load(outbox.member_offsets + group + 1, mask=complete, other=0) - start
+        slot = tl.atomic_add(outbox.tail + group * 0, size, mask=complete, sem="relaxed", scope="gpu")
+        for member in range(largest_group):
+            mask = complete & (member < size)
+            tile = tl.load(outbox.members + start + member, mask=mask, other=0)
+            tl.atomic_xchg(
+                outbox.ring + ((slot + member) & ring_mask), stamp | tile, mask=mask, sem="release", scope="sys"
+            )
+    # The stream of a consumer that sleeps (cuStreamWaitValue32) is woken by the first push of an epoch.
+    tl.atomic_xchg(outbox.wake + group * 0, epoch + group * 0, mask=complete, sem="release", scope="sys")
+
+
+@triton.jit
+def leave(control, epoch):
+    """A CTA is done. The last one of the grid moves the stage to the next epoch, for the next launch to find.
+
+    Precondition: every role of this CTA that reads the epoch has read it, or has no tile.
+    """
+    if tl.atomic_add(control.finished, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
+        tl.store(control.finished, 0)
+        tl.store(control.epoch, epoch + 1)

@@ -1,0 +1,187 @@
+"""The byte layout of all protocol memory, for every device; nobody else computes an offset.
+
+Per stage, on the stage's device: its own words. Per edge: the dependency array on the producer's device, the ring on
+the consumer's, and the scoreboard with whoever reads it: the producer (queue signalling: it pushes a group when its
+counter completes) or the consumer (counter signalling: it polls the counter). docs/protocol.md says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilerelay.errors import InvalidInput
+from tilerelay.graph.placement import Placement
+from tilerelay.graph.tiling import row_panel_order
+from tilerelay.graph.workload import Edge, Workload
+
+SIGNALLINGS = ("queue", "counter")
+ALIGNMENT = 128  # bytes: no two fields share a cache line
+SEPARATE = 32  # int32 words between counters that different devices write
+
+# The host-visible error record of a stage, int32 words in this order (see kernels.protocol.raise_abort).
+RECORD_FIELDS = ("raised", "stage", "ticket", "tile", "group", "have", "want", "epoch")
+RECORD_WORDS = 16
+
+
+def wrap32(value: int | NDArray[np.int64]) -> NDArray[np.int32]:
+    """int32 two's complement of a count that may have wrapped."""
+    return np.asarray(value, dtype=np.int64).astype(np.uint64).astype(np.uint32).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array in a device's protocol memory; `initial(epoch)` are its contents before the run of that epoch."""
+
+    device: int
+    offset: int
+    dtype: np.dtype[Any]
+    count: int
+    initial: Callable[[int], NDArray[np.generic]]
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class EdgeNumbers:
+    """The integers that index an edge's ring and scoreboard.
+
+    Attributes:
+        entries: entries pushed per epoch.
+        ring_mask: ring capacity - 1; the capacity is a power of two and holds an epoch.
+        group_size: tickets per entry (1 when entries are tiles).
+        largest_group: most tiles in a group.
+        group_entries: an entry names a group; else a tile.
+    """
+
+    entries: int
+    ring_mask: int
+    group_size: int
+    largest_group: int
+    group_entries: bool
+
+
+class ProtocolLayout:
+    """Where everything is, for one workload, placement and signalling.
+
+    Raises:
+        InvalidInput: unknown signalling, or a placement for another number of stages.
+    """
+
+    def __init__(self, workload: Workload, placement: Placement, signalling: str) -> None:
+        if signalling not in SIGNALLINGS:
+            raise InvalidInput(f"unknown signalling {signalling!r}; choose one of {', '.join(SIGNALLINGS)}")
+        if len(placement.stages) != len(workload.stages):
+            raise InvalidInput(
+                f"{len(placement.stages)} stages are placed, the workload has {len(workload.stages)}: place every stage"
+            )
+        self.workload = workload
+        self.placement = placement
+        self.signalling = signalling
+        self._sizes = dict.fromkeys(placement.devices, 0)
+        self._fields: dict[tuple[str, int, str], Field] = {}
+        for stage in range(len(workload.stages)):
+            self._add_stage(stage)
+        for index, edge in enumerate(workload.edges):
+            self._add_edge(index, edge)
+
+    @property
+    def stride(self) -> int:
+        """int32 words between counters."""
+        return 1 if self.placement.is_pipelined else SEPARATE
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return self.placement.devices
+
+    def stage_field(self, stage: int, name: str) -> Field:
+        return self._fields["stage", stage, name]
+
+    def edge_field(self, edge: int, name: str) -> Field:
+        return self._fields["edge", edge, name]
+
+    def size(self, device: int) -> int:
+        """Bytes of protocol memory on a device."""
+        return self._sizes[device]
+
+    def image(self, device: int, epoch: int = 1) -> NDArray[np.uint8]:
+        """The whole protocol memory of a device before the run of `epoch`."""
+        image = np.zeros(self.size(device), dtype=np.uint8)
+        for field in self._fields.values():
+            if field.device == device:
+                contents = np.ascontiguousarray(np.broadcast_to(field.initial(epoch), field.count), dtype=field.dtype)
+                image[field.offset : field.offset + field.nbytes] = contents.view(np.uint8)
+        return image
+
+    def edge_numbers(self, edge: int) -> EdgeNumbers:
+        dependencies = self.workload.edges[edge].dependencies
+        uniform = dependencies.uniform_group_size
+        entries = dependencies.num_groups if uniform else dependencies.num_consumers
+        return EdgeNumbers(
+            entries=entries,
+            ring_mask=(1 << (entries - 1).bit_length()) - 1,
+            group_size=uniform or 1,
+            largest_group=int(np.diff(dependencies.member_offsets).max()),
+            group_entries=uniform is not None,
+        )
+
+    def _add(
+        self,
+        kind: str,
+        index: int,
+        name: str,
+        device: int,
+        dtype: type[np.generic],
+        count: int,
+        initial: Callable[[int], object],
+    ) -> None:
+        offset = self._sizes[device]
+        field = Field(device, offset, np.dtype(dtype), count, lambda epoch: np.asarray(initial(epoch)))
+        self._fields[kind, index, name] = field
+        self._sizes[device] = -(-(offset + field.nbytes) // ALIGNMENT) * ALIGNMENT
+
+    def _add_stage(self, index: int) -> None:
+        stage, device = self.workload.stages[index], self.placement.device_of(index)
+
+        def add(name: str, dtype: type[np.generic], count: int, initial: Callable[[int], object]) -> None:
+            self._add("stage", index, name, device, dtype, count, initial)
+
+        add("epoch", np.int32, 1, wrap32)
+        add("finished", np.int32, 1, lambda _: 0)
+        add("abort", np.int32, 1, lambda _: 0)
+        add("wake", np.int32, 1, lambda epoch: wrap32(epoch - 1))
+        order = row_panel_order(stage.grid) if stage.order is None else stage.order
+        add("order", np.int32, stage.grid.tiles, lambda _: order)
+        add("published", np.int32, stage.grid.tiles, lambda epoch: wrap32(epoch - 1))
+
+    def _add_edge(self, index: int, edge: Edge) -> None:
+        d = edge.dependencies
+        numbers = self.edge_numbers(index)
+        producer, consumer = self.placement.device_of(edge.producer), self.placement.device_of(edge.consumer)
+
+        def add(name: str, device: int, dtype: type[np.generic], count: int, initial: Callable[[int], object]) -> None:
+            self._add("edge", index, name, device, dtype, count, initial)
+
+        add("offsets", producer, np.int32, len(d.offsets), lambda _: d.offsets)
+        add("groups", producer, np.int32, len(d.groups), lambda _: d.groups)
+        add("need", producer, np.int32, d.num_groups, lambda _: d.need)
+        add("member_offsets", producer, np.int32, d.num_groups + 1, lambda _: d.member_offsets)
+        add("members", producer, np.int32, d.num_consumers, lambda _: d.members)
+        add("tail", producer, np.int32, 1, lambda epoch: wrap32((epoch - 1) * numbers.entries))
+        add("consumer_need", consumer, np.int32, d.num_groups, lambda _: d.need)
+        add("group_of", consumer, np.int32, d.num_consumers, lambda _: d.group_of)
+        # An entry of the epoch before the first one: no slot may look filled.
+        add("ring", consumer, np.int64, numbers.ring_mask + 1, lambda epoch: wrap32(epoch - 1).astype(np.int64) << 32)
+        add(
+            "scoreboard",
+            producer if self.signalling == "queue" else consumer,
+            np.int32,
+            d.num_groups * self.stride,
+            lambda epoch: np.repeat(wrap32((epoch - 1) * d.need.astype(np.int64)), self.stride),
+        )

@@ -1,0 +1,91 @@
+"""The truth beside the protocol: what was computed, published and pushed in which run; raises when a rule is broken."""
+
+from __future__ import annotations
+
+from tilerelay.graph.workload import Workload
+
+
+class InvariantBroken(AssertionError):
+    """A step of the protocol broke one of its invariants."""
+
+
+class Ledger:
+    """The last run (0, 1, ...; -1: none) in which each tile was started, finished, published and pushed.
+
+    Plain Python numbers that never wrap, kept apart from the protocol's own memory. Every method raises
+    `InvariantBroken`, naming the tile.
+
+    Attributes:
+        prerequisites: [edges][groups] lists of producer tiles.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._edges = workload.edges
+        self._stages = workload.stages
+        self._started, self._finished, self._published = (
+            [[-1] * stage.grid.tiles for stage in workload.stages] for _ in range(3)
+        )
+        self._pushed = [[-1] * edge.dependencies.num_consumers for edge in workload.edges]
+        self._slots: list[dict[int, tuple[int, list[int]]]] = [{} for _ in workload.edges]
+        dependencies = [edge.dependencies for edge in workload.edges]
+        self.prerequisites = [[d.prerequisites_of(g) for g in range(d.num_groups)] for d in dependencies]
+        self._readers = [
+            [[t for g in d.groups_of_producer(p) for t in d.members_of(g)] for p in range(d.num_producers)]
+            for d in dependencies
+        ]
+
+    def start(self, stage: int, tile: int, run: int) -> None:
+        """Once per run, after all prerequisites, and after the last run's readers of what it overwrites."""
+        self._check(self._started[stage][tile] == run - 1, stage, tile, f"is not computed exactly once in run {run}")
+        self._started[stage][tile] = run
+        for index, edge in enumerate(self._edges):
+            if edge.consumer == stage:
+                for p in self.prerequisites[index][edge.dependencies.group_of[tile]]:
+                    there = self._finished[edge.producer][p] == run
+                    self._check(there, stage, tile, f"starts before {self._name(edge.producer, p)} is finished")
+            if edge.producer == stage:
+                for reader in self._readers[index][tile]:
+                    read = self._finished[edge.consumer][reader] >= run - 1
+                    self._check(read, stage, tile, f"is overwritten while {self._name(edge.consumer, reader)} reads it")
+
+    def finish(self, stage: int, tile: int, run: int) -> None:
+        """All stores of the tile are complete."""
+        self._finished[stage][tile] = run
+
+    def publish(self, stage: int, tile: int, run: int) -> None:
+        """The tile's epilogue begins."""
+        self._check(self._finished[stage][tile] == run, stage, tile, "is published before it is finished")
+        self._published[stage][tile] = run
+
+    def count(self, edge: int, group: int, surplus: int) -> None:
+        """A group's counter was added to; `surplus`: the counter less epoch * need."""
+        tile = self._edges[edge].dependencies.members_of(group)[0]
+        self._check(surplus <= 0, self._edges[edge].consumer, tile, f"has a counter {surplus} above epoch * need")
+
+    def push(self, edge: int, group: int, tiles: list[int], slot: int, run: int) -> None:
+        """An entry for `tiles` of a group is about to be written: once per run, complete, into a slot that is free."""
+        producer, consumer = self._edges[edge].producer, self._edges[edge].consumer
+        for tile in tiles:
+            self._check(self._pushed[edge][tile] == run - 1, consumer, tile, f"is not pushed exactly once in run {run}")
+            self._pushed[edge][tile] = run
+            for p in self.prerequisites[edge][group]:
+                there = self._published[producer][p] == run
+                self._check(there, consumer, tile, f"is pushed before {self._name(producer, p)} is published")
+        last_run, last_tiles = self._slots[edge].get(slot, (-1, []))
+        for tile in last_tiles:  # its roles may look at the entry until the tile is stored
+            done = self._finished[consumer][tile] >= last_run
+            self._check(done, consumer, tile, f"loses its entry in ring slot {slot} before it is finished")
+        self._slots[edge][slot] = (run, tiles)
+
+    def all_done(self, runs: int) -> None:
+        """Nothing is missing after so many runs."""
+        for stage, tiles in enumerate(self._finished):
+            for tile, run in enumerate(tiles):
+                self._check(run == runs - 1, stage, tile, f"was last computed in run {run} of 0..{runs - 1}")
+
+    def _name(self, stage: int, tile: int) -> str:
+        return f"tile {tile} of {self._stages[stage].name}"
+
+    def _check(self, holds: bool, stage: int, tile: int, what: str) -> None:
+        if not holds:
+            raise InvariantBroken(f"{self._name(stage, tile)} {what}")

@@ -1,0 +1,67 @@
+"""What a pipeline must equal bit for bit: the same kernels, layer by layer, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tilerelay.graph.placement import Part, Placement
+from tilerelay.graph.workload import Workload
+from tilerelay.kernels.config import KernelConfig
+from tilerelay.protocol.layout import ProtocolLayout
+from tilerelay.runtime.launch import StageLaunch, stage_arguments
+from tilerelay.runtime.workspace import Workspace, new_records
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class LayerByLayer:
+    """The stages one after the other on one device, each alone and whole.
+
+    Args:
+        weights: [N, K] of every stage; copied to `device` where they live elsewhere.
+        biases: [N] or None of every stage.
+        configs: kernel of every stage.
+        sms: CTAs of a persistent grid.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+        configs: Sequence[KernelConfig],
+        device: torch.device,
+        sms: int,
+    ) -> None:
+        self._workload, self._configs, self._sms = workload, configs, sms
+        self._weights = [w.to(device) for w in weights]
+        self._biases = [None if b is None else b.to(device) for b in biases]
+        dtype = TORCH_DTYPES[workload.dtype]
+        self.outputs = [torch.empty(s.grid.m, s.grid.n, dtype=dtype, device=device) for s in workload.stages]
+        layout = ProtocolLayout(workload, Placement(tuple((Part(0, 1),) for _ in workload.stages)), "counter")
+        memory = torch.empty(layout.size(0), dtype=torch.uint8, device=device)
+        records = new_records(len(workload.stages), device.type)
+        workspace = Workspace(layout, {0: memory}, records, lambda words, _: words.to(device))
+        workspace.reset()
+        self._arguments = [
+            stage_arguments(workspace, i, timeout_ns=0, listen=False, announce=False)
+            for i in range(len(workload.stages))
+        ]
+
+    def run(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """The outputs [M, N] of all stages, on the current stream; overwritten by the next run."""
+        for i, stage in enumerate(self._workload.stages):
+            source = self.outputs[i - 1] if i else x
+            StageLaunch(
+                self._configs[i],
+                stage,
+                source,
+                self._weights[i],
+                self.outputs[i],
+                self._biases[i],
+                self._arguments[i],
+                self._sms,
+            )()
+        return self.outputs

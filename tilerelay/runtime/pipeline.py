@@ -1,0 +1,304 @@
+"""The public object: a workload with its weights, placed on devices, ready to run as one pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilerelay.errors import InvalidInput, PipelineAborted, PlacementError, ShapeError
+from tilerelay.graph.placement import Placement, pipelined
+from tilerelay.graph.workload import Stage, Workload, with_orders
+from tilerelay.kernels.config import HOPPER_SHARED_BYTES, configure
+from tilerelay.kernels.protocol import EVENTS
+from tilerelay.protocol.layout import ProtocolLayout
+from tilerelay.runtime import diagnosis
+from tilerelay.runtime.cuda import check_machine, shared_memory_limit
+from tilerelay.runtime.cuda_pipeline import CudaGraphRun, CudaPipeline
+from tilerelay.runtime.oracle import TORCH_DTYPES, LayerByLayer
+from tilerelay.runtime.virtual import VirtualPipeline
+
+BACKENDS = ("cuda", "cpu")
+DESCRIPTOR_BYTES = 16  # a tensor descriptor's row stride must be a multiple of this
+
+
+class Pipeline:
+    """All stages of a chain in flight at once, tile by tile.
+
+    On GPUs, stage i's weight lives on stage i's device, `x` on the first stage's and `y` on the last one's. Without a
+    GPU the same protocol and kernel run on virtual devices: processes on the CPU. The constructor checks everything,
+    allocates, compiles, loads and runs each stage once; after it, a run allocates nothing.
+
+    Args:
+        workload: a chain (`gemm_chain`, `mlp`, `dense_chain`).
+        weights: [N, K] for every stage, as `nn.Linear` keeps them.
+        biases: [N] for every stage of a workload made with `bias=True`.
+        placement: default: stage i on device i.
+        signalling: "queue" (tiles in the order in which they become ready) or "counter" (each stage keeps its order).
+        kernel: "persistent" or "classical", one for all stages or one for each; default: persistent on GPUs,
+            classical on virtual devices.
+        backend: "cuda" or "cpu"; default: where the weights are.
+        timeout_s: deadline of every single wait.
+        hold_back: hold each consumer's stream until its first tile is ready (eager runs only; paper, III.A.5).
+        trace: keep the times of every tile of the last run (`stamps`); without it the kernels have no code for it.
+        first_epoch: number of the first run (for tests of wrap-around).
+
+    Raises:
+        InvalidInput, PlacementError, ShapeError, UnsupportedMachine: before anything is launched; the message says
+            what to do.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        weights: Sequence[torch.Tensor],
+        *,
+        biases: Sequence[torch.Tensor] | None = None,
+        placement: Placement | None = None,
+        signalling: str = "queue",
+        kernel: str | Sequence[str] | None = None,
+        backend: str | None = None,
+        timeout_s: float = 10.0,
+        hold_back: bool = False,
+        trace: bool = False,
+        first_epoch: int = 1,
+    ) -> None:
+        self._closed = True  # until everything is there
+        if not workload.is_chain:
+            raise InvalidInput("the kernels run chains; this workload has stages with several inputs or outputs")
+        if len(weights) != len(workload.stages):
+            raise ShapeError(f"{len(weights)} weights for {len(workload.stages)} stages")
+        backend = backend or ("cuda" if weights[0].is_cuda else "cpu")
+        if backend not in BACKENDS:
+            raise InvalidInput(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+        if timeout_s <= 0:
+            raise InvalidInput(f"timeout_s={timeout_s}: a wait needs a positive deadline")
+        self.placement = placement or pipelined(range(len(workload.stages)))
+        self.signalling = signalling
+        kernel = kernel or ("persistent" if backend == "cuda" else "classical")
+        self.kernels = [kernel] * len(workload.stages) if isinstance(kernel, str) else list(kernel)
+        self.backend = backend
+        self._weights = list(weights)
+        self._biases: list[torch.Tensor | None] = list(biases) if biases is not None else [None] * len(weights)
+        self._hold_back = hold_back
+        self.workload = workload
+        self._check_placement()
+        self._check_tensors()
+        workload = self.workload = with_orders(workload, self._tiles_in_flight())
+        layout = ProtocolLayout(workload, self.placement, signalling)
+        limit = shared_memory_limit(self.placement.devices[0]) if backend == "cuda" else HOPPER_SHARED_BYTES
+        self._configs = [
+            configure(kind, (s.grid.block_m, s.grid.block_n), limit)
+            for kind, s in zip(self.kernels, workload.stages, strict=True)
+        ]
+        make: Any = CudaPipeline if backend == "cuda" else VirtualPipeline
+        self._run: CudaPipeline | VirtualPipeline = make(
+            workload, self._weights, self._biases, self.placement, layout, self._configs,
+            timeout_ns=int(timeout_s * 1e9), hold_back=hold_back, stamps=trace, first_epoch=first_epoch,
+        )  # fmt: skip
+        self._closed = False
+        self._oracle: LayerByLayer | None = None
+
+    def _check_placement(self) -> None:
+        if len(self.placement.stages) != len(self.workload.stages):
+            raise PlacementError(
+                f"the placement has {len(self.placement.stages)} stages, the workload {len(self.workload.stages)}"
+            )
+        if not self.placement.is_pipelined:
+            raise PlacementError(
+                "stages cut by columns cannot be run yet; place every stage on one device or on a share of one"
+            )
+        devices = [self.placement.device_of(i) for i in range(len(self.placement.stages))]
+        if len(self.kernels) != len(self.workload.stages):
+            raise InvalidInput(
+                f"{len(self.kernels)} kernels for {len(self.workload.stages)} stages; name one, or one for each"
+            )
+        for stage in range(1, len(devices)):
+            if self.kernels[stage] == "classical" and devices[stage] == devices[stage - 1]:
+                raise PlacementError(
+                    f"stage {stage}: a classical consumer on its producer's device {devices[stage]} can keep it from "
+                    f"running; use kernel='persistent' with SM shares, or another device"
+                )
+        if self.backend == "cpu" and set(self.kernels) != {"classical"}:
+            raise InvalidInput("virtual devices run the classical kernel; use kernel='classical'")
+        if self._hold_back and self.signalling != "queue":
+            raise InvalidInput("hold_back waits for a queue's first entry; use signalling='queue'")
+        if self.backend == "cpu" and self._hold_back:
+            raise InvalidInput("hold_back holds a GPU stream back; virtual devices have none")
+
+    def _check_tensors(self) -> None:
+        for i, (stage, weight, bias) in enumerate(zip(self.workload.stages, self._weights, self._biases, strict=True)):
+            device = self._device(i)
+            self._check_tensor(f"weight of {stage.name}", weight, (stage.grid.n, stage.k), device)
+            if stage.bias != (bias is not None):
+                raise ShapeError(
+                    f"{stage.name}: the workload says bias={stage.bias}, but a bias is "
+                    f"{'missing' if bias is None else 'given'}"
+                )
+            if bias is not None:
+                self._check_tensor(f"bias of {stage.name}", bias, (stage.grid.n,), device)
+            for name, size in (("k", stage.k), ("n", stage.grid.n)):
+                if size * 2 % DESCRIPTOR_BYTES:
+                    raise ShapeError(f"{stage.name}: {name}={size} is not a multiple of 8; pad the weight with zeros")
+
+    def _tiles_in_flight(self) -> list[int]:
+        """How many tiles each stage's device computes at once; a virtual device computes one."""
+        if self.backend == "cpu":
+            return [1] * len(self.placement.stages)
+        sms = check_machine(self.placement.devices)
+        return [parts[0].sms or sms[parts[0].device] for parts in self.placement.stages]
+
+    def _device(self, stage: int) -> torch.device:
+        return torch.device("cpu") if self.backend == "cpu" else torch.device("cuda", self.placement.device_of(stage))
+
+    def _check_tensor(self, what: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+        dtype = TORCH_DTYPES[self.workload.dtype]
+        if tuple(tensor.shape) != shape:
+            raise ShapeError(f"{what} has shape {list(tensor.shape)}, needs {list(shape)}")
+        if tensor.dtype != dtype:
+            raise ShapeError(
+                f"{what} is {tensor.dtype}, the workload is {self.workload.dtype}; convert it with .to({dtype})"
+            )
+        if tensor.device != device:
+            raise ShapeError(f"{what} is on {tensor.device}, its stage on {device}; move it with .to('{device}')")
+        if not tensor.is_contiguous() or tensor.data_ptr() % DESCRIPTOR_BYTES:
+            raise ShapeError(f"{what} is not contiguous and 16-byte aligned; pass .contiguous()")
+
+    def _check_x(self, x: torch.Tensor) -> None:
+        if self._closed:
+            raise InvalidInput("this pipeline is closed")
+        first: Stage = self.workload.stages[0]
+        self._check_tensor("x", x, (first.grid.m, first.k), self._device(0))
+
+    @property
+    def y(self) -> torch.Tensor:
+        """The last run's output [M, N], on the last stage's device; overwritten by the next run."""
+        return self._run.outputs[-1]
+
+    @property
+    def intermediates(self) -> list[torch.Tensor]:
+        """Outputs [M, N] of all stages but the last, each on its reader's device."""
+        return self._run.outputs[:-1]
+
+    @property
+    def stamps(self) -> dict[int, torch.Tensor]:
+        """By stage, int64 [tiles, EVENTS]: when each tile of the last run passed each event, ns of its device's clock.
+
+        Raises:
+            InvalidInput: the pipeline was made without `trace=True`.
+        """
+        if not self._run.workspace.stamps:
+            raise InvalidInput("no timestamps were kept; make the pipeline with trace=True")
+        return {stage: stamps.view(-1, EVENTS.value).cpu() for stage, stamps in self._run.workspace.stamps.items()}
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Run once. On GPUs this enqueues on the current stream of the first stage's device and returns at once.
+
+        Args:
+            x: [M, K] on the first stage's device.
+
+        Returns:
+            `y` [M, N], owned by the pipeline.
+
+        Raises:
+            ShapeError: x does not fit. PipelineAborted: this run (virtual devices) or an earlier one (GPUs) was ended.
+        """
+        self._check_x(x)
+        self._raise_if_aborted()
+        self._run.run(x)
+        if self.backend == "cpu":
+            self._raise_if_aborted()
+        return self.y
+
+    def capture(self, x: torch.Tensor) -> CapturedPipeline:
+        """Capture a run in one CUDA graph over all devices. It reads x's storage: refill x in place between replays.
+
+        Raises:
+            InvalidInput: virtual devices, or `hold_back` (a captured wait value is stale at the second replay).
+        """
+        self._check_x(x)
+        if not isinstance(self._run, CudaPipeline):
+            raise InvalidInput("a CUDA graph needs GPUs; on virtual devices call the pipeline")
+        if self._hold_back:
+            raise InvalidInput("hold_back works in eager runs only; make a pipeline without it to capture")
+        return CapturedPipeline(self, self._run.capture(x))
+
+    def synchronize(self) -> None:
+        """Wait for all runs.
+
+        Raises:
+            PipelineAborted: one of them was ended; the pipeline has been reset and can be run again.
+        """
+        if self._closed:
+            raise InvalidInput("this pipeline is closed")
+        self._run.synchronize()
+        self._raise_if_aborted()
+
+    def _raise_if_aborted(self) -> None:
+        if not self._run.workspace.aborted:
+            return
+        self._run.synchronize()
+        waits = diagnosis.describe(self._run.workspace, self._run.epoch)
+        self._run.reset()
+        raise PipelineAborted("a wait ran past its deadline:\n  " + "\n  ".join(waits), waits)
+
+    def oracle(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Outputs of all stages from the same kernels, layer by layer on the first stage's device; equal bit for bit."""
+        self._check_x(x)
+        if isinstance(self._run, VirtualPipeline):
+            return self._run.oracle(x)
+        if self._oracle is None:
+            device = self._device(0)
+            sms = torch.cuda.get_device_properties(device).multi_processor_count
+            self._oracle = LayerByLayer(self.workload, self._weights, self._biases, self._configs, device, sms)
+        with torch.cuda.device(self._device(0)):
+            return self._oracle.run(x)
+
+    def describe(self) -> dict[str, Any]:
+        """What runs: backend, devices, placement, signalling, kernel and tile shapes."""
+        return {
+            "backend": self.backend,
+            "devices": list(self.placement.devices),
+            "placement": f"{self.placement.kind}: {self.placement}",
+            "signalling": self.signalling,
+            "kernel": "+".join(dict.fromkeys(self.kernels)),
+            "tile": [[c.block_m, c.block_n, c.block_k] for c in self._configs],
+        }
+
+    def close(self) -> None:
+        """Wait for outstanding runs and free everything. Closing twice is allowed."""
+        if not self._closed:
+            self._closed = True
+            self._oracle = None
+            self._run.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class CapturedPipeline:
+    """A captured run of a pipeline; replay it any number of times."""
+
+    def __init__(self, pipeline: Pipeline, run: CudaGraphRun) -> None:
+        self._pipeline, self._run = pipeline, run
+
+    @property
+    def y(self) -> torch.Tensor:
+        """The pipeline's output [M, N]."""
+        return self._pipeline.y
+
+    def replay(self) -> torch.Tensor:
+        """Launch the graph on the current stream of the first stage's device; returns `y`.
+
+        Raises:
+            InvalidInput: the pipeline is closed. PipelineAborted: an earlier run was ended.
+        """
+        if self._pipeline._closed:
+            raise InvalidInput("the pipeline of this graph is closed")
+        self._pipeline._raise_if_aborted()
+        self._run.replay()
+        return self.y
