@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tilerelay.baselines.cell import Cell
+from tilerelay.baselines.deadline import Stuck
 from tilerelay.baselines.method import Lives
 from tilerelay.bench.clocks import Reading
-from tilerelay.bench.deadline import Stuck
 from tilerelay.bench.measure import ContextLost, Timed, measure_cell
 from tilerelay.bench.records import Record
 from tilerelay.bench.rounds import WARM_UP_ROUNDS

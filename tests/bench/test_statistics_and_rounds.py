@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilerelay.baselines.deadline import Stuck, wait_until
 from tilerelay.bench import clocks
-from tilerelay.bench.deadline import Stuck, wait_until
 from tilerelay.bench.rounds import interleave, order_of_round
 from tilerelay.bench.statistics import middle, reduction, summarise
 from tilerelay.errors import InvalidInput

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tilerelay.baselines.cell import Cell
 from tilerelay.bench import supervisor
+from tilerelay.bench.methods import PROCESS_SETS
 from tilerelay.bench.records import Record
 from tilerelay.bench.supervisor import Job, Watch
 
@@ -90,5 +91,7 @@ def test_commands() -> None:
 
 
 def test_multicast_is_off_in_every_worker() -> None:
-    assert supervisor.ENVIRONMENT["NCCL_NVLS_ENABLE"] == "0"
-    assert supervisor.ENVIRONMENT["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+    for process_set in PROCESS_SETS:
+        environment = supervisor.environment(process_set)
+        assert environment["NCCL_NVLS_ENABLE"] == "0"
+        assert environment["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"

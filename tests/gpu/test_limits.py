@@ -77,21 +77,22 @@ def test_tile_that_does_not_fit() -> None:
     refused(InvalidInput, "does not fit", workload=dense_chain(256, [128, 256, 128], tile=(256, 256)))
 
 
-def test_nothing_left_and_closed_means_closed() -> None:
-    make(WORKLOAD, Placement.parse("0,1"))[0].close()  # whatever torch and Triton keep for themselves is there now
-    before = [torch.cuda.memory_allocated(d) for d in range(2)]
+def _run_and_close() -> None:
     pipe, x = make(WORKLOAD, Placement.parse("0,1"))
     graph = pipe.capture(x)
     graph.replay()
     pipe.close()
     pipe.close()
-    uses = [lambda: pipe(x), graph.replay, pipe.synchronize, lambda: pipe.capture(x)]
-    for use in uses:
+    for use in (lambda: pipe(x), graph.replay, pipe.synchronize, lambda: pipe.capture(x)):
         with pytest.raises(InvalidInput, match="closed"):
             use()
-    del uses, use, x
-    graph = None
-    pipe = None
+
+
+def test_nothing_left_and_closed_means_closed() -> None:
+    _run_and_close()  # whatever torch and Triton keep for themselves is there now
+    gc.collect()
+    before = [torch.cuda.memory_allocated(d) for d in range(2)]
+    _run_and_close()
     gc.collect()
     assert [torch.cuda.memory_allocated(d) for d in range(2)] == before
 

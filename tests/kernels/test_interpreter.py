@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -169,8 +168,3 @@ def test_fp32_is_rounded_to_nearest_even_as_torch_does(
     bits = ((torch.arange(2**16, dtype=torch.int64) << 16) + low).to(torch.int32)
     made = ask(workers, scratch[0], "narrow", bits, dtype).to(torch.int16).view(dtype)
     assert same(made, bits.view(torch.float32).to(dtype))
-
-
-def test_this_process_does_not_interpret() -> None:
-    """The workers do, whatever runs the tests; nothing above depends on this process's environment."""
-    assert os.environ.get("TRITON_INTERPRET", "0") != "1"

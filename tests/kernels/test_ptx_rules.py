@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.kernels.ptx import Instruction, Program
-from tests.kernels.ptx_rules import broken_rules
+from tests.kernels.ptx_rules import broken_rules, split_barriers
 from tests.kernels.variants import KERNELS, SIGNALS, SOURCES, compiled
 
 FENCE = r"fence\.acq_rel\.sys;"
@@ -85,6 +85,14 @@ def test_a_broken_rule_is_noticed(kind: str, change: str, signal: str, pattern: 
 def test_another_variant_is_noticed(kind: str, source: str, signal: str, taken_for: tuple[str, str], rule: str) -> None:
     ptx = compiled(kind, source, signal).ptx
     assert rule in broken(ptx, kind, *taken_for)
+
+
+@pytest.mark.parametrize("lone", ["ld.volatile.global.b32 %r1, [%rd1];", "mov.u64 %r1, %globaltimer;"])
+def test_a_barrier_that_some_warps_may_miss_is_noticed(lone: str) -> None:
+    ptx = compiled("classical", "counter", "count").ptx
+    decision = f"{lone} setp.ne.b32 %p1, %r1, 0; @%p1 bra around; bar.sync 0; around: mov.u32 %r2, %r2;"
+    changed, count = re.subn(FULL_WAIT, f"ld.param.b64 %rd1, [gemm_classical_param_20]; {{ {decision} }}", ptx)
+    assert count and split_barriers(ptx) == [] != split_barriers(changed)
 
 
 def program(body: str) -> Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from tilerelay import InvalidInput, Pipeline, PipelineAborted, Placement, TilerelayError, dense_chain
 from tilerelay.graph.tiling import permutation_order
 from tilerelay.graph.workload import Stage, Workload, chain
-from tilerelay.kernels.protocol import EVENTS, OBTAINED, PUBLISHED, STORED
+from tilerelay.kernels.protocol import COMPUTED, OBTAINED, PUBLISHED, SEEN, STORED
 from tilerelay.kernels.sync import INTERPRETED
 from tilerelay.runtime import pipeline as pipeline_module
 from tilerelay.runtime import virtual
@@ -189,25 +190,24 @@ def test_weights_may_be_changed_in_place(make: Make) -> None:
 # Concurrency
 
 
-def stamps_of(pipeline: Pipeline) -> list[torch.Tensor]:
-    return [stamps for _, stamps in sorted(pipeline._run.stamps.items())]  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("signalling", ["queue", "counter"])
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_consumer_starts_while_its_producer_runs(make: Make, slow: int, signalling: str) -> None:
     """Whichever side is slow, tiles of both are under way at the same time, and none before its prerequisites."""
-    pipeline = make(dense_chain(320, [64, 128, 64], tile=TILE), signalling=signalling)
+    pipeline = make(dense_chain(320, [64, 128, 64], tile=TILE), signalling=signalling, trace=True)
     check(pipeline, 1)  # both sides are warm
+    before = time.monotonic_ns()
     misbehave(pipeline, slow, "slow_tiles", 0.03)
     check(pipeline, [5])
-    producer, consumer = stamps_of(pipeline)
-    assert producer.shape[1] == EVENTS.value and bool((producer.diff(dim=1) >= 0).all())
+    producer, consumer = pipeline.stamps[0], pipeline.stamps[1]
+    events = [event.value for event in (SEEN, OBTAINED, COMPUTED, STORED, PUBLISHED)]
+    for stamps in (producer, consumer):
+        assert bool((stamps[:, events].diff(dim=1) >= 0).all()) and bool((stamps[:, SEEN.value] > before).all())
     assert int(consumer[:, OBTAINED.value].min()) < int(producer[:, PUBLISHED.value].max())
     edge = pipeline.workload.edges[0].dependencies
     for tile in range(edge.num_consumers):
         needed = producer[edge.prerequisites_of(int(edge.group_of[tile])), STORED.value]
-        assert int(consumer[tile, OBTAINED.value]) > int(needed.max())
+        assert int(consumer[tile, SEEN.value]) > int(needed.max())
 
 
 @pytest.mark.parametrize("signalling", ["queue", "counter"])
@@ -272,13 +272,16 @@ def test_what_cannot_work_is_refused(make: Make) -> None:
         virtual.VirtualPipeline(*[None] * 6, timeout_ns=1, hold_back=True)  # type: ignore[arg-type]
 
 
-def test_without_stamps_none_are_kept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared: Any = pipeline_module.VirtualPipeline
-    init = shared.__init__
-    monkeypatch.setattr(shared, "__init__", lambda *args, **options: init(*args, **options, stamps=False))
+def test_stamps_are_kept_only_when_wanted_and_cleared_by_a_reset(make: Make) -> None:
     pipeline = make(dense_chain(64, [64, 64, 64], tile=TILE))
     check(pipeline, 1)
-    assert stamps_of(pipeline) == []
+    with pytest.raises(InvalidInput, match="trace=True"):
+        _ = pipeline.stamps
+    pipeline = make(dense_chain(64, [64, 64, 64], tile=TILE), trace=True)
+    check(pipeline, 1)
+    assert all(int(stamps.max()) > 0 for stamps in pipeline.stamps.values())
+    pipeline._run.reset()
+    assert all(int(stamps.max()) == 0 for stamps in pipeline.stamps.values())
 
 
 def test_workers_have_no_more_threads_than_they_need(workers: Workers) -> None:

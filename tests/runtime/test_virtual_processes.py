@@ -134,8 +134,9 @@ def test_a_constructor_that_fails_leaves_nothing() -> None:
 
 
 def test_a_process_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if "site-packages" not in p and p])
-    with pytest.raises(TilerelayError, match="failed to start: (the process ended with exit code 1|Traceback)"):
+    """Its Python finds this package, but not NumPy, torch and Triton."""
+    monkeypatch.setattr(sys, "path", [str(ROOT), *(p for p in sys.path if "site-packages" not in p and p)])
+    with pytest.raises(TilerelayError, match=r"failed to start: (the process ended with exit code 1|Traceback)"):
         Workers(1)
 
 

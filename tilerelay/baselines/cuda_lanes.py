@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.cuda.nccl as nccl
 
+from tilerelay.baselines.deadline import drain
 from tilerelay.baselines.lanes import LANES, Lane
 from tilerelay.baselines.method import Launch
 from tilerelay.runtime.cuda import on, open_peers
@@ -86,22 +87,9 @@ class CudaLanes:
         # The eager run makes cuBLAS workspaces, NCCL communicators and kernel loads happen outside the capture.
         self.run(body)
         self.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        failure: Exception | None = None
         with on(self.stream(0)):
-            # Not `torch.cuda.graph`: it empties the allocator's cache each time, which takes long and fails in every
-            # later capture once one was broken off.
-            graph.capture_begin(capture_error_mode="relaxed")
-            try:
-                self.run(body)
-            except Exception as error:
-                failure = error
-            if failure is None:
-                graph.capture_end()
-            else:
-                with contextlib.suppress(Exception):  # says only that the capture was broken off
-                    graph.capture_end()
-                raise failure
+            # Streams of several devices take part; nothing but "relaxed" was tried with that.
+            graph = record_graph(lambda: self.run(body), capture_error_mode="relaxed")
         self.synchronize()
         return GraphLaunch(graph)
 
@@ -111,8 +99,28 @@ class CudaLanes:
         return EagerLaunch(lambda: self.run(body))
 
     def synchronize(self) -> None:
+        drain(self._streams.values())
+        drain(torch.cuda.default_stream(gpu) for gpu in range(self.gpus))
         for gpu in range(self.gpus):
             torch.cuda.synchronize(gpu)
+
+
+def record_graph(body: Callable[[], None], *, capture_error_mode: str) -> torch.cuda.CUDAGraph:
+    """A body, captured on the current stream.
+
+    Not with `torch.cuda.graph`: that empties the allocator's cache each time, which takes long and fails in every later
+    capture once one was broken off.
+    """
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode=capture_error_mode)
+    try:
+        body()
+    except BaseException:
+        with contextlib.suppress(Exception):  # says only that the capture was broken off
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return graph
 
 
 class GraphLaunch:

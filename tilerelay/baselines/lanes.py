@@ -50,4 +50,4 @@ class Lanes(Protocol):
         """A launch that enqueues the body anew each time."""
 
     def synchronize(self) -> None:
-        """Wait for all GPUs."""
+        """Wait for all GPUs. Raises Stuck when some work never comes to an end."""

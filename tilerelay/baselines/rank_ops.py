@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from tilerelay.baselines.cuda_lanes import EagerLaunch, GraphLaunch
+from tilerelay.baselines.cuda_lanes import EagerLaunch, GraphLaunch, record_graph
+from tilerelay.baselines.deadline import drain
 from tilerelay.baselines.method import Launch
 
 
@@ -89,20 +90,29 @@ class CudaRankOps:
 
     def capture(self, body: Callable[[], None]) -> Launch:
         """Run a body to warm up, then record it in this rank's CUDA graph."""
+        self._warm_up(body)
         with torch.cuda.stream(self._stream):
-            for _ in range(2):
-                body()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            # NCCL's watchdog looks at events from its own thread meanwhile: an error for a "global" capture.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                body()
-            torch.cuda.synchronize()
+            # NCCL's watchdog looks at events from its own thread meanwhile: an error in a "global" capture.
+            graph = record_graph(body, capture_error_mode="thread_local")
+        self.synchronize()
         return GraphLaunch(graph)
 
     def eager(self, body: Callable[[], None]) -> Launch:
+        """A launch that enqueues the body anew each time."""
+        self._warm_up(body)
+        return EagerLaunch(body)
+
+    def _warm_up(self, body: Callable[[], None]) -> None:
         with torch.cuda.stream(self._stream):
             for _ in range(2):
                 body()
-            torch.cuda.synchronize()
-        return EagerLaunch(body)
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for this rank's GPU.
+
+        Raises:
+            Stuck: it never came to an end.
+        """
+        drain([self._stream, torch.cuda.default_stream()])
+        torch.cuda.synchronize()

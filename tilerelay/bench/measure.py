@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tilerelay.baselines.cell import Cell
+from tilerelay.baselines.deadline import Stuck
 from tilerelay.bench.clocks import Reading
-from tilerelay.bench.deadline import Stuck
 from tilerelay.bench.methods import FLOOR
 from tilerelay.bench.records import Record, blank
 from tilerelay.bench.rounds import interleave

@@ -55,7 +55,7 @@ class Ranks:
     def variants(self, method: RankMethod, cell: Cell) -> list[Variant]:
         self.tolerance = tolerance(cell.layers)
         made = method.variants(cell, self._chain.operands(cell), self._ops)
-        torch.cuda.synchronize()
+        self._ops.synchronize()
         return made
 
     def launch(self, variant: Variant) -> Launch:
@@ -68,7 +68,7 @@ class Ranks:
         return reference.worst_row_error(variant.pieces())
 
     def time(self, launch: Launch) -> Timed:
-        torch.cuda.synchronize()
+        self._ops.synchronize()
         dist.barrier(group=self._control)
         with torch.cuda.stream(self._ops.stream):
             self._ops.align()
@@ -88,7 +88,7 @@ class Ranks:
 
     def healthy(self) -> bool:
         try:
-            torch.cuda.synchronize()
+            self._ops.synchronize()
         except Exception:  # CUDA says in many ways that a context is gone
             return False
         return True

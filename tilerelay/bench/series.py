@@ -10,7 +10,7 @@ from tilerelay.bench.methods import FLOOR, NAMES, ONE_PROCESS, OURS, TORCHRUN
 from tilerelay.bench.records import Record
 from tilerelay.bench.statistics import reduction
 
-PARTED = ("tp-nccl", "hybrid-tp")  # methods whose record has a computation part
+PARTED = ("tp-nccl", "tp-two-shot", "hybrid-tp")  # methods whose record has a computation part
 
 
 @dataclass(frozen=True)

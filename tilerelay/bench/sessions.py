@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tilerelay.baselines.cell import Cell
+from tilerelay.baselines.deadline import LIMIT_S, wait_until
 from tilerelay.baselines.method import Launch, OwnLaunch, Piece, Variant
 from tilerelay.baselines.operands import Operands
 from tilerelay.baselines.reference import Reference
-from tilerelay.bench.deadline import wait_until
-
-LIMIT_S = 30.0  # for one run of a method; the longest takes some 30 ms
 
 
 def uuids_of(devices: Sequence[int]) -> list[str]:

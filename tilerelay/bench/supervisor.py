@@ -27,21 +27,24 @@ QUIET_S = 180.0  # without an event for so long, a worker hangs; the longest sil
 POLL_S = 0.1
 TAIL_LINES = 15
 
-# Every wait in a kernel needs its code loaded, multicast can wedge a host's switches, and NCCL must not use it either.
+# Multicast over NVLink stays off everywhere: a program that dies while using it can leave a host's links unusable.
 ENVIRONMENT = {
-    "CUDA_MODULE_LOADING": "EAGER",
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
-    "OMP_NUM_THREADS": "1",
 }
+# A kernel that spins must not wait for another one's code to be loaded.
+ONE_PROCESS_ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER"}
+# Ranks are on one host, whose name need not resolve.
+TORCHRUN_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
-def _environment() -> dict[str, str]:
+def environment(process_set: str) -> dict[str, str]:
     """The worker finds the package where this process found it, installed or not."""
     root = str(Path(__file__).resolve().parents[2])
     search = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": search}
+    own = ONE_PROCESS_ENVIRONMENT if process_set == ONE_PROCESS else TORCHRUN_ENVIRONMENT
+    return {**os.environ, **own, **ENVIRONMENT, "PYTHONPATH": search}
 
 
 @dataclass
@@ -141,7 +144,7 @@ def _one_worker(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=environment(process_set),
                 start_new_session=True,  # so that it and its ranks can be ended together
             )
         follower = _Follower(process, events_path, quiet_s)

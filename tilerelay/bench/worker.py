@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tilerelay.baselines.cell import Cell
-from tilerelay.bench.deadline import Stuck
+from tilerelay.baselines.deadline import Stuck
 from tilerelay.bench.measure import ContextLost, measure_cell
 from tilerelay.bench.methods import ONE_PROCESS
 

@@ -25,9 +25,7 @@ def demo(seed: Annotated[int, typer.Option(help="seed of the random data")] = 0)
     workload = gemm_chain(STAGES, ROWS, WIDTH, WIDTH, tile=TILE)
     weights = [(torch.randn(WIDTH, WIDTH) / WIDTH**0.5).bfloat16() for _ in range(STAGES)]
     x = torch.randn(ROWS, WIDTH).bfloat16()
-    say(
-        f"{STAGES} GEMMs [{ROWS} x {WIDTH}] x [{WIDTH} x {WIDTH}], bf16, {workload.tiles} tiles of {TILE[0]} x {TILE[1]}"
-    )
+    say(f"{STAGES} GEMMs [{ROWS} x {WIDTH}] x [{WIDTH} x {WIDTH}] in bf16: {workload.tiles} tiles of 64 x 64")
     say(f"starting {STAGES} virtual devices (a process each, the GPU's kernel under Triton's interpreter) ...")
     with Pipeline(workload, weights, placement=pipelined(range(STAGES)), backend="cpu", trace=True) as pipe:
         y = pipe(x)

@@ -91,7 +91,9 @@ class VirtualPipeline:
         self.epoch = self._first_epoch
 
     def run(self, x: torch.Tensor) -> None:
-        """Run all stages at once; returns when all of them are done, or were ended by a deadline (see the records).
+        """Run all stages at once; returns when all of them are done, or were ended by a deadline.
+
+        In the second case the workspace's records say who waited for what, and the next run needs a `reset` first.
 
         Raises:
             TilerelayError: a stage failed (then the pipeline can be run again), or its process died or got stuck.

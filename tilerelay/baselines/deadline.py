@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+LIMIT_S = 30.0  # for one run of a method: the longest takes some 30 ms, and our own waits give up after 10 s
 
 
 class Stuck(RuntimeError):
@@ -22,3 +25,13 @@ def wait_until(
     while not done():
         if clock() > end:
             raise Stuck(f"{what} did not finish within {limit_s:.0f} s")
+
+
+def drain(streams: Iterable[Any], what: str = "what was enqueued") -> None:
+    """Wait for all work on the streams.
+
+    Raises:
+        Stuck: some of it never came to an end.
+    """
+    for stream in streams:
+        wait_until(stream.query, LIMIT_S, what)
