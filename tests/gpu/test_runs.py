@@ -104,7 +104,7 @@ def test_a_consumer_that_does_not_wait_is_seen(monkeypatch: pytest.MonkeyPatch) 
     """Negative control: without its prologue's wait the consumer reads what is not there yet."""
     pipe, x = two_stages(m=2000)
     with pipe:
-        pipe._run._arguments[1] = stage_arguments(pipe._run.workspace, 1, timeout_ns=10**9, listen=False)
+        pipe._run._arguments[1] = stage_arguments(pipe._run.workspace, 1, timeout_us=10**6, listen=False)
         pipe._run._dry_run()  # compile before the producer is made late
         _delay(pipe, 0, monkeypatch)
         poison(pipe)
@@ -115,7 +115,7 @@ def test_a_consumer_that_does_not_wait_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 def _mute(pipe) -> None:  # type: ignore[no-untyped-def]
     """Make the producer compute and never publish."""
-    pipe._run._arguments[0] = stage_arguments(pipe._run.workspace, 0, timeout_ns=10**9, announce=False)
+    pipe._run._arguments[0] = stage_arguments(pipe._run.workspace, 0, timeout_us=10**6, announce=False)
 
 
 @pytest.mark.parametrize("kernel", ["persistent", "classical"])

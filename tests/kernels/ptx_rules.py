@@ -94,7 +94,7 @@ class _Rules:
         types = [t for t, _ in self.program.parameters]
         if len(types) != len(names):
             return [f"rule 6: {len(types)} parameters for {len(names)} arguments: one was made a constant"]
-        wanted = dict.fromkeys(UNSPECIALISED, ".u32") | {"timeout_ns": ".u64"}
+        wanted = dict.fromkeys(UNSPECIALISED, ".u32")
         wrong = [name for name, t in zip(names, types, strict=True) if wanted.get(name, t) != t]
         return [f"rule 6: {name} is no plain integer" for name in wrong]
 

@@ -22,14 +22,14 @@ from tilerelay.runtime.workspace import Workspace
 @triton.jit
 def relay(
     source, target, offsets, ids, control, inbox, outbox,
-    stage, words, timeout_ns, in_entries, in_mask, in_group, out_mask, out_group,
+    stage, words, timeout_us, in_entries, in_mask, in_group, out_mask, out_group,
     SOURCE: tl.constexpr, SIGNAL: tl.constexpr, GROUP_ENTRIES: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """target[t] = a number that shows t, the stage and each prerequisite's number; hooks as in a GEMM."""
     epoch = tl.load(control.epoch)
     alive = load_uniform(control.abort) == 0
     tile, alive = prologue(
-        tl.program_id(0), alive, epoch, control, inbox, words, timeout_ns, stage,
+        tl.program_id(0), alive, epoch, control, inbox, words, timeout_us, stage,
         in_entries, in_mask, in_group, SOURCE, STRIDE,
     )  # fmt: skip
     total = tl.load(source) * 0 + tile + 7 * stage
@@ -71,7 +71,7 @@ class RelayProgram:
         layout = ProtocolLayout(workload, placement, signalling)
         self.memory = RelayMemory(workload, layout, 1 + max(map(max, needs[0])), fd)
         self.stage, self.tiles = stage, workload.stages[stage].grid.tiles
-        self.arguments = stage_arguments(self.memory.workspace, stage, timeout_ns=20 * 10**9)
+        self.arguments = stage_arguments(self.memory.workspace, stage, timeout_us=20 * 10**6)
         sizes = torch.tensor([0] + [len(tiles) for tiles in needs[stage]])
         self.offsets = sizes.cumsum(0).to(torch.int32)
         self.ids = torch.tensor([p for tiles in needs[stage] for p in tiles], dtype=torch.int32)

@@ -157,8 +157,9 @@ def test_bias_and_activation_agree_with_torch(make: Make, activation: str, dtype
 
 
 @pytest.mark.parametrize("signalling", ["queue", "counter"])
-@pytest.mark.parametrize("first_epoch", [2**31 - 2, 2**32 - 2])
+@pytest.mark.parametrize("first_epoch", [2**30 - 2, 2**31 - 2, 2**32 - 2])
 def test_epochs_wrap(make: Make, first_epoch: int, signalling: str) -> None:
+    """A group needs two tiles, so that its counter changes its sign in epochs 2^30 and 2^31."""
     pipeline = make(dense_chain(130, [64, 128, 64], tile=TILE), signalling=signalling, first_epoch=first_epoch)
     check(pipeline, 4)
     low = pipeline._run.workspace.stage(1, "epoch").item() % 2**32
@@ -269,7 +270,7 @@ def test_what_cannot_work_is_refused(make: Make) -> None:
     with pytest.raises(InvalidInput, match="3 workers for 4 virtual devices"):
         make(workload)
     with pytest.raises(InvalidInput, match="hold_back"):
-        virtual.VirtualPipeline(*[None] * 6, timeout_ns=1, hold_back=True)  # type: ignore[arg-type]
+        virtual.VirtualPipeline(*[None] * 6, timeout_us=1, hold_back=True)  # type: ignore[arg-type]
 
 
 def test_stamps_are_kept_only_when_wanted_and_cleared_by_a_reset(make: Make) -> None:

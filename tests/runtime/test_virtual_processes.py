@@ -83,7 +83,7 @@ def pipeline_on(workers: Workers | None, timeout_s: float = 60.0, **options: Any
     placement = pipelined([0, 1])
     pipeline: virtual.VirtualPipeline = kind(
         WORKLOAD, weights, [None, None], placement, ProtocolLayout(WORKLOAD, placement, "queue"),
-        [configure("classical", (64, 64))] * 2, timeout_ns=int(timeout_s * 1e9), workers=workers, **options,
+        [configure("classical", (64, 64))] * 2, timeout_us=int(timeout_s * 1e6), workers=workers, **options,
     )  # fmt: skip
     return pipeline
 

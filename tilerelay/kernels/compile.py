@@ -85,7 +85,7 @@ def compile_gemm(
         "control": Control(word, word, word, word, word, pair, word, pair if stamps else None),
         "inbox": Inbox(pair, word, word, word),
         "outbox": Outbox(word, word, word, word, word, word, word, pair, word),
-        "stage": 0, "words": 2, "timeout_ns": 10**10, "tiles": 1, "tiles_n": 1, "n": n,
+        "stage": 0, "words": 2, "timeout_us": 10**7, "tiles": 1, "tiles_n": 1, "n": n,
         "in_entries": 1, "in_mask": 0, "in_group": 1, "out_mask": 0, "out_group": 1,
         "SOURCE": source, "SIGNAL": signal, "GROUP_ENTRIES": group_entries, "STRIDE": stride,
         "HAS_BIAS": bias, "ACTIVATION": CODES[activation],

@@ -13,7 +13,7 @@ from tilerelay.kernels.protocol import COMPUTED, EVENTS, epilogue, leave, prolog
 from tilerelay.kernels.sync import INTERPRETED, load_uniform, stamp
 
 UNSPECIALISED = [
-    "stage", "words", "timeout_ns", "tiles", "tiles_n", "k_tiles", "n",
+    "stage", "words", "timeout_us", "tiles", "tiles_n", "k_tiles", "n",
     "in_entries", "in_mask", "in_group", "out_mask", "out_group",
 ]  # fmt: skip
 
@@ -21,7 +21,7 @@ UNSPECIALISED = [
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def gemm_classical(
     a_desc, b_desc, c_desc, bias, control, inbox, outbox,
-    stage, words, timeout_ns, tiles, tiles_n, k_tiles, n, in_entries, in_mask, in_group, out_mask, out_group,
+    stage, words, timeout_us, tiles, tiles_n, k_tiles, n, in_entries, in_mask, in_group, out_mask, out_group,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SOURCE: tl.constexpr, SIGNAL: tl.constexpr, GROUP_ENTRIES: tl.constexpr, STRIDE: tl.constexpr,
     HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -29,7 +29,7 @@ def gemm_classical(
     epoch = tl.load(control.epoch)
     alive = load_uniform(control.abort) == 0
     tile, alive = prologue(
-        tl.program_id(0), alive, epoch, control, inbox, words, timeout_ns, stage, in_entries, in_mask, in_group, SOURCE, STRIDE
+        tl.program_id(0), alive, epoch, control, inbox, words, timeout_us, stage, in_entries, in_mask, in_group, SOURCE, STRIDE
     )  # fmt: skip
     row = tile // tiles_n * BLOCK_M
     col = tile % tiles_n * BLOCK_N

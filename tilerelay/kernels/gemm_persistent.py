@@ -54,7 +54,7 @@ class Walk(NamedTuple):
 
 @gluon.jit
 def load_role(
-    a_desc, b_desc, buffers, walk, control, inbox, stage, words, timeout_ns,
+    a_desc, b_desc, buffers, walk, control, inbox, stage, words, timeout_us,
     SOURCE: gl.constexpr, STRIDE: gl.constexpr,
 ):  # fmt: skip
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
@@ -66,7 +66,7 @@ def load_role(
     use = 0
     for ticket in range(gl.program_id(0), walk.tiles, gl.num_programs(0)):
         tile, alive = prologue(
-            ticket, alive, epoch, control, inbox, words, timeout_ns, stage,
+            ticket, alive, epoch, control, inbox, words, timeout_us, stage,
             walk.in_entries, walk.in_mask, walk.in_group, SOURCE, STRIDE,
         )  # fmt: skip
         row = tile // walk.tiles_n * BLOCK_M
@@ -163,7 +163,7 @@ def store_role(
 @gluon.jit(do_not_specialize=UNSPECIALISED)
 def gemm_persistent(
     a_desc, b_desc, c_desc, bias, control, inbox, outbox,
-    stage, words, timeout_ns, tiles, tiles_n, k_tiles, n, in_entries, in_mask, in_group, out_mask, out_group,
+    stage, words, timeout_us, tiles, tiles_n, k_tiles, n, in_entries, in_mask, in_group, out_mask, out_group,
     SOURCE: gl.constexpr, SIGNAL: gl.constexpr, GROUP_ENTRIES: gl.constexpr, STRIDE: gl.constexpr,
     HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
     NUM_BUFFERS: gl.constexpr, STORE_BUFFERS: gl.constexpr, num_warps: gl.constexpr,
@@ -186,11 +186,12 @@ def gemm_persistent(
     for i in gl.static_range(STORE_BUFFERS):
         mbarrier.init(buffers.c_empty.index(i), count=1)
         mbarrier.init(buffers.c_ready.index(i), count=1)
+    fence_async_shared()  # TMA signals these barriers, too
     walk = Walk(tiles, tiles_n, k_tiles, in_entries, in_mask, in_group)
     gl.warp_specialize(
         [
             (mma_role, (dtype, bias, n, buffers, walk, control, inbox, SOURCE, HAS_BIAS, ACTIVATION, num_warps)),
-            (load_role, (a_desc, b_desc, buffers, walk, control, inbox, stage, words, timeout_ns, SOURCE, STRIDE)),
+            (load_role, (a_desc, b_desc, buffers, walk, control, inbox, stage, words, timeout_us, SOURCE, STRIDE)),
             (
                 store_role,
                 (c_desc, buffers, walk, control, inbox, outbox, out_mask, out_group,

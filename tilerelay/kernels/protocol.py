@@ -111,15 +111,15 @@ def _behind(pointer, want, EXACT: tl.constexpr):
 
 
 @triton.jit
-def wait(pointer, want, alive, control, words, timeout_ns, stage, ticket, tile, group, epoch, EXACT: tl.constexpr):
+def wait(pointer, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, EXACT: tl.constexpr):
     """Poll this device's own memory until the word is there; False when the run was aborted instead.
 
-    Every wait is bounded: after `timeout_ns` it raises the abort (rule 7). After an abort nothing polls any more.
+    Every wait is bounded: after `timeout_us` microseconds it raises the abort (rule 7). After an abort nothing polls any more.
     """
     if alive:
         value, behind = _behind(pointer, want, EXACT)
         if behind:
-            deadline = clock_ns() + timeout_ns
+            deadline = clock_ns() + timeout_us.to(tl.int64) * 1000
             mine = tl.program_id(0) + 1
             polls = 0
             while behind & alive:
@@ -128,9 +128,8 @@ def wait(pointer, want, alive, control, words, timeout_ns, stage, ticket, tile, 
                 if behind & (polls % POLLS_PER_CHECK == 0):
                     # One thread looks at its clock and claims the abort word; all threads see what stands there then,
                     # so that they leave the loop together. Who finds its own claim ends the run.
-                    tl.atomic_cas(
-                        control.abort, 0, tl.where(clock_ns() > deadline, mine, 0), sem="acq_rel", scope="gpu"
-                    )
+                    claim = tl.where(clock_ns() > deadline, mine, 0)
+                    tl.atomic_cas(control.abort, 0, claim, sem="relaxed", scope="sys")
                     raised = load_uniform(control.abort)
                     if raised == mine:
                         _end_run(control, words, stage, ticket, tile, group, value, want, epoch)
@@ -156,7 +155,7 @@ def tile_of(ticket, epoch, control, inbox, entries, ring_mask, group_size, SOURC
 
 @triton.jit
 def prologue(
-    ticket, alive, epoch, control, inbox, words, timeout_ns, stage, entries, ring_mask, group_size, SOURCE: tl.constexpr, STRIDE: tl.constexpr
+    ticket, alive, epoch, control, inbox, words, timeout_us, stage, entries, ring_mask, group_size, SOURCE: tl.constexpr, STRIDE: tl.constexpr
 ):  # fmt: skip
     """Wait until the ticket's tile may be computed; (tile, alive).
 
@@ -166,13 +165,13 @@ def prologue(
     """
     if SOURCE == QUEUE:
         slot = inbox.ring + queue_slot(ticket, epoch, entries, ring_mask, group_size)
-        alive = wait(slot, epoch, alive, control, words, timeout_ns, stage, ticket, -1, -1, epoch, True)
+        alive = wait(slot, epoch, alive, control, words, timeout_us, stage, ticket, -1, -1, epoch, True)
     tile = tile_of(ticket, epoch, control, inbox, entries, ring_mask, group_size, SOURCE)
     if SOURCE == COUNTER:
         group = tl.load(inbox.group_of + tile)
         want = epoch * tl.load(inbox.need + group)
         counter = inbox.scoreboard + group * STRIDE
-        alive = wait(counter, want, alive, control, words, timeout_ns, stage, ticket, tile, group, epoch, False)
+        alive = wait(counter, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, False)
     stamp(control.stamps, tile, SEEN, EVENTS)
     if SOURCE != ORDER:
         barrier()

@@ -39,14 +39,14 @@ class CudaPipeline:
         layout: ProtocolLayout,
         configs: Sequence[KernelConfig],
         *,
-        timeout_ns: int,
+        timeout_us: int,
         hold_back: bool,
         stamps: bool,
         first_epoch: int,
     ) -> None:
         self._workload, self._weights, self._biases, self._configs = workload, weights, biases, configs
         self._layout, self._hold_back, self._first_epoch = layout, hold_back, first_epoch
-        self._timeout_ns = timeout_ns
+        self._timeout_us = timeout_us
         devices = [placement.device_of(i) for i in range(len(workload.stages))]
         sms_of = cuda.check_machine(placement.devices)
         placement.check_sms(sms_of)
@@ -69,7 +69,7 @@ class CudaPipeline:
             for i, device in enumerate(devices):
                 tiles = workload.stages[i].grid.tiles
                 self.workspace.stamps[i] = torch.zeros(tiles, EVENTS.value, dtype=torch.int64, device=f"cuda:{device}")
-        self._arguments = [stage_arguments(self.workspace, i, timeout_ns=timeout_ns) for i in range(len(devices))]
+        self._arguments = [stage_arguments(self.workspace, i, timeout_us=timeout_us) for i in range(len(devices))]
         self._later = [self._stage_launch(i, self.outputs[i - 1]) for i in range(1, len(devices))]
         self._streams = [torch.cuda.Stream(d) for d in devices]
         self._fork = cuda.Fork(self._streams, devices[0])
@@ -147,7 +147,7 @@ class CudaPipeline:
     def synchronize(self) -> None:
         """Wait for all runs. A stream that is held back longer than a wait's deadline is let go, to find out why."""
         if self._hold_back and self._done:
-            deadline = time.monotonic() + self._timeout_ns * 1e-9
+            deadline = time.monotonic() + self._timeout_us * 1e-6
             while not self._done[-1].query() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
             if not self._done[-1].query():

@@ -21,7 +21,7 @@ def stage_arguments(
     workspace: Workspace,
     index: int,
     *,
-    timeout_ns: int,
+    timeout_us: int,
     listen: bool = True,
     announce: bool = True,
 ) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def stage_arguments(
         "outbox": workspace.no_outbox(index) if out_edge is None else workspace.outbox(out_edge),
         "stage": index,
         "words": 2 * len(workload.stages),
-        "timeout_ns": timeout_ns,
+        "timeout_us": timeout_us,
         "tiles": stage.grid.tiles,
         "tiles_n": stage.grid.cols,
         "n": stage.grid.n,

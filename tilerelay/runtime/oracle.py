@@ -46,7 +46,7 @@ class LayerByLayer:
         workspace = Workspace(layout, {0: memory}, records, lambda words, _: words.to(device))
         workspace.reset()
         self._arguments = [
-            stage_arguments(workspace, i, timeout_ns=0, listen=False, announce=False)
+            stage_arguments(workspace, i, timeout_us=0, listen=False, announce=False)
             for i in range(len(workload.stages))
         ]
 

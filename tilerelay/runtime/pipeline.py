@@ -20,6 +20,7 @@ from tilerelay.runtime.oracle import TORCH_DTYPES, LayerByLayer
 from tilerelay.runtime.virtual import VirtualPipeline
 
 BACKENDS = ("cuda", "cpu")
+LONGEST_WAIT_S = 2000  # microseconds in an int32
 DESCRIPTOR_BYTES = 16  # a tensor descriptor's row stride must be a multiple of this
 
 
@@ -72,8 +73,8 @@ class Pipeline:
         backend = backend or ("cuda" if weights[0].is_cuda else "cpu")
         if backend not in BACKENDS:
             raise InvalidInput(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
-        if timeout_s <= 0:
-            raise InvalidInput(f"timeout_s={timeout_s}: a wait needs a positive deadline")
+        if not 1e-6 <= timeout_s <= LONGEST_WAIT_S:
+            raise InvalidInput(f"timeout_s={timeout_s}: a wait's deadline must be between 1e-6 and {LONGEST_WAIT_S} s")
         self.placement = placement or pipelined(range(len(workload.stages)))
         self.signalling = signalling
         kernel = kernel or ("persistent" if backend == "cuda" else "classical")
@@ -95,7 +96,7 @@ class Pipeline:
         make: Any = CudaPipeline if backend == "cuda" else VirtualPipeline
         self._run: CudaPipeline | VirtualPipeline = make(
             workload, self._weights, self._biases, self.placement, layout, self._configs,
-            timeout_ns=int(timeout_s * 1e9), hold_back=hold_back, stamps=trace, first_epoch=first_epoch,
+            timeout_us=int(timeout_s * 1e6), hold_back=hold_back, stamps=trace, first_epoch=first_epoch,
         )  # fmt: skip
         self._closed = False
         self._oracle: LayerByLayer | None = None

@@ -50,7 +50,7 @@ class VirtualPipeline:
         layout: ProtocolLayout,
         configs: Sequence[KernelConfig],
         *,
-        timeout_ns: int,
+        timeout_us: int,
         hold_back: bool = False,
         first_epoch: int = 1,
         stamps: bool = True,
@@ -59,7 +59,7 @@ class VirtualPipeline:
         if hold_back:
             raise InvalidInput("hold_back holds a GPU stream back; virtual devices have none")
         self._workload, self._weights, self._biases, self._layout = workload, weights, biases, layout
-        self._timeout_s, self._first_epoch = timeout_ns * 1e-9, first_epoch
+        self._timeout_s, self._first_epoch = timeout_us * 1e-6, first_epoch
         self._broken: str | None = None
         self._memory = PipelineMemory(workload, layout, stamps=stamps)
         self.outputs = self._memory.outputs
@@ -71,7 +71,7 @@ class VirtualPipeline:
                 have, want = len(self._workers), len(layout.devices)
                 raise InvalidInput(f"{have} workers for {want} virtual devices; start one for each")
             common = (workload, placement, layout.signalling, configs)
-            arguments = [(*common, device, timeout_ns, stamps) for device in layout.devices]
+            arguments = [(*common, device, timeout_us, stamps) for device in layout.devices]
             self._key = self._workers.make(self.program, arguments, self._memory.shared.fd)
             self.reset()
         except BaseException:

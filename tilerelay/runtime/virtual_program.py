@@ -21,7 +21,7 @@ class DeviceProgram:
     Args:
         fd: the pipeline's memory.
         device: index of this device; it runs the stages that are placed on it, in their order.
-        timeout_ns: deadline of every single wait.
+        timeout_us: deadline of every single wait, microseconds.
         stamps: note the time of every tile's events.
     """
 
@@ -33,13 +33,13 @@ class DeviceProgram:
         signalling: str,
         configs: Sequence[KernelConfig],
         device: int,
-        timeout_ns: int,
+        timeout_us: int,
         stamps: bool,
     ) -> None:
         self.workload, self.configs = workload, configs
         self.memory = PipelineMemory(workload, ProtocolLayout(workload, placement, signalling), stamps=stamps, fd=fd)
         self.stages = [i for i in range(len(workload.stages)) if placement.device_of(i) == device]
-        self.arguments = {i: stage_arguments(self.memory.workspace, i, timeout_ns=timeout_ns) for i in self.stages}
+        self.arguments = {i: stage_arguments(self.memory.workspace, i, timeout_us=timeout_us) for i in self.stages}
         self._oracle: LayerByLayer | None = None
 
     def run(self) -> None:
