@@ -19,6 +19,7 @@ def demo(seed: Annotated[int, typer.Option(help="seed of the random data")] = 0)
     import torch
 
     from tilerelay.runtime.pipeline import Pipeline
+    from tilerelay.runtime.tracing import trace_of
 
     say = Console().print
     torch.manual_seed(seed)
@@ -30,7 +31,7 @@ def demo(seed: Annotated[int, typer.Option(help="seed of the random data")] = 0)
     with Pipeline(workload, weights, placement=pipelined(range(STAGES)), backend="cpu", trace=True) as pipe:
         y = pipe(x)
         expected = pipe.oracle(x)[-1]
-        say(draw(pipe.stamps))
+        say(draw(trace_of(pipe)))
         equal = torch.equal(y, expected)
         say(f"bit-equal to the layer-by-layer result: {'yes' if equal else 'NO'}")
     if not equal:

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from tilerelay.kernels.protocol import OBTAINED, PUBLISHED
+from tilerelay.trace.events import OBTAINED, PUBLISHED, STAGE, Trace
+from tilerelay.trace.text import amount
 
 COLUMNS = 64
 
 
-def draw(stamps: Mapping[int, object]) -> str:
-    """The stages' tiles over time: `#` while a tile is computed, `.` while the stage waits.
-
-    Args:
-        stamps: by stage, int64 [tiles, EVENTS] in nanoseconds of one clock (tensors or arrays).
-    """
-    spans = {stage: _spans(table) for stage, table in stamps.items()}
-    begin = min(first for tiles in spans.values() for first, _ in tiles)
-    end = max(last for tiles in spans.values() for _, last in tiles)
-    scale = COLUMNS / max(1, end - begin)
+def draw(trace: Trace) -> str:
+    """The stages' tiles over time: `#` while a tile is computed, `.` while the stage waits."""
+    length = trace.end - trace.begin
+    scale = COLUMNS / max(1, length)
+    stage = trace.keys[:, STAGE]
     lines = []
-    for stage, tiles in spans.items():
+    for i in range(len(trace.stages)):
         cells = ["."] * COLUMNS
-        for first, last in tiles:
-            start = min(COLUMNS - 1, int((first - begin) * scale))
-            for column in range(start, max(start + 1, min(COLUMNS, int((last - begin) * scale)))):
+        for first, last in (trace.at[stage == i][:, [OBTAINED, PUBLISHED]] - trace.begin).tolist():
+            start = min(COLUMNS - 1, int(first * scale))
+            for column in range(start, max(start + 1, min(COLUMNS, int(last * scale)))):
                 cells[column] = "#"
-        lines.append(f"stage {stage} |{''.join(cells)}|")
-    lines.append(f"        0 ms{' ' * (COLUMNS - 12)}{(end - begin) / 1e6:.0f} ms")
-    return "\n".join(lines)
-
-
-def _spans(table: object) -> list[tuple[int, int]]:
-    rows = table.tolist()  # type: ignore[attr-defined]
-    return sorted((row[OBTAINED.value], row[PUBLISHED.value]) for row in rows)
+        lines.append(f"stage {i} |{''.join(cells)}|")
+    end = amount(length, trace.clock.unit)
+    return "\n".join([*lines, f"        0{end:>{COLUMNS}}"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,8 @@ def _names(trace: Trace) -> Iterator[dict[str, Any]]:
             yield _meta("thread_sort_index", device, thread, sort_index=thread)
 
 
-def _meta(name: str, process: int, thread: int, **args: object) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": process, "tid": thread, "ts": 0, "args": args}
+def _meta(kind: str, process: int, thread: int, **args: object) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": args}
 
 
 def _phases(trace: Trace) -> Iterator[dict[str, Any]]:
@@ -111,23 +112,23 @@ def _arrows(trace: Trace) -> Iterator[dict[str, Any]]:
     An arrow binds to the slice that encloses its time on its thread, so it is drawn from within a slice to within one.
     """
     ends: dict[int, list[tuple[int, int, str]]] = {}
-    for _, role, found in spans(trace):
+    for _, busy, found in spans(trace):
         for span in found:
-            ends.setdefault(span.record, []).append((span.begin, span.end, role))
+            ends.setdefault(span.record, []).append((span.begin, span.end, busy))
     steps = critical_path(trace)
-    for number, (a, b) in enumerate(zip(steps, steps[1:], strict=False)):
+    for number, (a, b) in enumerate(pairwise(steps)):
         if a.record not in ends or b.record not in ends:
             continue
         roles = ("store", WHOLE) if b.bound == ARRIVAL else ("math", WHOLE)
         tail = max((s for s in ends[a.record] if s[2] in roles), default=max(ends[a.record]))
         head = min((s for s in ends[b.record] if s[1] > a.end), default=max(ends[b.record]))
-        for phase, span, record, time in (
-            ("s", tail, a.record, tail[0]),
-            ("f", head, b.record, max(head[0], min(head[1] - 1, tail[0]))),
+        for phase, record, role, time in (
+            ("s", a.record, tail[2], tail[0]),
+            ("f", b.record, head[2], max(head[0], min(head[1] - 1, tail[0]))),
         ):
             device, worker = (int(n) for n in trace.keys[record, [DEVICE, WORKER]])
             event = {
                 "ph": phase, "id": number, "name": "critical path", "cat": "critical path", "pid": device,
-                "tid": _thread(worker, span[2]), "ts": _us(trace, time),
+                "tid": _thread(worker, role), "ts": _us(trace, time),
             }  # fmt: skip
             yield {**event, "bp": "e"} if phase == "f" else event

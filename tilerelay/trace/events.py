@@ -6,7 +6,7 @@ Times count from the first event of the run, on one clock for all devices (`Cloc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -252,3 +252,13 @@ def edge_info(edge: Edge) -> EdgeInfo:
         needed.setdefault(tiles.tobytes(), (tiles, []))[1].extend(d.members_of(group))
     groups = ((tiles, np.array(sorted(members), dtype=np.int32)) for tiles, members in needed.values())
     return EdgeInfo(edge.producer, edge.consumer, tuple(groups))
+
+
+def first_workers(devices: Sequence[int], workers: Sequence[int]) -> list[int]:
+    """Number of each stage's first worker, so that workers of stages on the same device have different numbers."""
+    taken: dict[int, int] = {}
+    first = []
+    for device, count in zip(devices, workers, strict=True):
+        first.append(taken.get(device, 0))
+        taken[device] = first[-1] + count
+    return first

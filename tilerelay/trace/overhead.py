@@ -33,12 +33,12 @@ PAPER_US = {
     "classical": {"T1": 6.0, "T2": 120.0, "T3": 1.5},
     "persistent": {"T1": 6.0, "T2": 5.0, "T3": 1.5, "T4": 0.5},
 }
-PERCENTILES = {"p05": 5, "median": 50, "p95": 95, "p99": 99, "max": 100}
+PERCENTILES = (5, 50, 95, 99, 100)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One of QUANTITIES over all tiles that have it, in thousands of the clock's unit: microseconds.
+    """One of QUANTITIES over all tiles that have it, in microseconds (thousands of the clock's unit).
 
     Attributes:
         tiles: tiles that it was measured on; of: tiles that could have had it.
@@ -47,11 +47,11 @@ class Quantity:
 
     tiles: int
     of: int
-    p05: float
-    median: float
-    p95: float
-    p99: float
-    max: float
+    p05: float | None
+    median: float | None
+    p95: float | None
+    p99: float | None
+    max: float | None
     hidden: float | None
 
     def to_json(self) -> dict[str, Any]:
@@ -100,9 +100,10 @@ def _quantity(lengths: NDArray[np.int64], of: int, hidden: float | None) -> Quan
     if not of:
         return None
     if not len(lengths):
-        return Quantity(0, of, *[float("nan")] * len(PERCENTILES), hidden=1.0)
-    values = np.percentile(lengths / 1e3, list(PERCENTILES.values()))
-    return Quantity(len(lengths), of, *(float(v) for v in values), hidden=1 - len(lengths) / of if hidden is None else hidden)  # fmt: skip
+        return Quantity(0, of, None, None, None, None, None, hidden=1.0)
+    p05, median, p95, p99, largest = (float(v) for v in np.percentile(lengths / 1e3, PERCENTILES))
+    share = 1 - len(lengths) / of if hidden is None else hidden
+    return Quantity(len(lengths), of, p05, median, p95, p99, largest, hidden=share)
 
 
 def _overlap(trace: Trace, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -87,4 +87,3 @@ def hops(trace: Trace, steps: list[Step]) -> list[tuple[int, int]]:
         else:
             found.append((stage, 1))
     return found
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +45,7 @@ def spans(trace: Trace) -> Iterator[tuple[tuple[int, int], str, list[Span]]]:
                     by_role.setdefault(ROLES[phase] if overlap else WHOLE, []).append(Span(record, phase, begin, end))
         for role, found in by_role.items():
             found.sort(key=lambda s: s.begin)
-            cut = [
-                Span(a.record, a.phase, a.begin, min(a.end, b.begin)) for a, b in zip(found, found[1:], strict=False)
-            ]
+            cut = [Span(a.record, a.phase, a.begin, min(a.end, b.begin)) for a, b in pairwise(found)]
             yield key, role, [s for s in (*cut, found[-1]) if s.end > s.begin]
 
 

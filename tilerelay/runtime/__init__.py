@@ -1,0 +1,1 @@
+"""Host side: pipelines on GPUs and on virtual devices."""

@@ -1,0 +1,241 @@
+"""The event table of a pipeline's last run: from its time stamps, and from protocol memory who computed which tile."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tilerelay.errors import InvalidInput, TilerelayError
+from tilerelay.graph.placement import Placement
+from tilerelay.graph.tiling import Int32s
+from tilerelay.graph.workload import Workload
+from tilerelay.kernels.protocol import EVENTS
+from tilerelay.protocol.layout import wrap32
+from tilerelay.runtime.clocks import Alignment, Clocks
+from tilerelay.runtime.cuda_pipeline import CudaPipeline
+from tilerelay.runtime.workspace import Workspace
+from tilerelay.trace.events import (
+    KEYS,
+    MISSING,
+    PUBLISHED,
+    SEEN,
+    ClockInfo,
+    Int64s,
+    Trace,
+    edge_info,
+    first_workers,
+    stage_info,
+)
+
+if TYPE_CHECKING:
+    from tilerelay.runtime.pipeline import Pipeline
+
+STAMP_BYTES = 8
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """What is known of a stage after a run.
+
+    Attributes:
+        stamps: int64 [tiles, EVENTS], ns of the device's clock; 0: no such event.
+        tickets: [tiles] the tile of each ticket.
+        workers: CTAs at a time; None for a classical grid, whose CTAs follow each other wherever there is room.
+    """
+
+    device: int
+    kernel: str
+    stamps: Int64s
+    tickets: Int32s
+    workers: int | None
+
+
+def trace_run(pipe: Pipeline, x: torch.Tensor, *, warm_up: int = 3, graph: bool = True) -> Trace:
+    """Run the pipeline (made with `trace=True`) and return the trace of its last run.
+
+    Args:
+        x: [M, K] on the first stage's device.
+        warm_up: runs before, so that clocks of SMs and caches are those of a run among others (GPUs only).
+        graph: replay a CUDA graph; else launch eagerly (GPUs only).
+
+    Raises:
+        InvalidInput: as `trace_of`. UnsupportedMachine: the clocks cannot be compared. PipelineAborted: see `Pipeline`.
+    """
+    if pipe.backend == "cpu":
+        pipe(x)
+        return trace_of(pipe)
+    clocks = Clocks(pipe.placement.devices)
+    go: Callable[[], object] = pipe.capture(x).replay if graph else lambda: pipe(x)
+    for _ in range(warm_up):
+        go()
+    pipe.synchronize()
+    before = clocks.read()
+    go()
+    pipe.synchronize()
+    return trace_of(pipe, Alignment(clocks.reference, before, clocks.read()))
+
+
+def trace_of(pipe: Pipeline, alignment: Alignment | None = None) -> Trace:
+    """The trace of the pipeline's last run, which must be complete.
+
+    Args:
+        alignment: of the devices' clocks; None: one clock (virtual devices).
+
+    Raises:
+        InvalidInput: made without `trace=True`, not run yet, or several GPUs without an alignment.
+    """
+    if pipe.backend == "cuda" and alignment is None and len(pipe.placement.devices) > 1:
+        raise InvalidInput("several GPUs have several clocks; use trace_run, which compares them")
+    stamps = pipe.stamps
+    workspace = pipe._run.workspace
+    runs = {}
+    for i, kernel in enumerate(pipe.kernels):
+        grid = pipe.workload.stages[i].grid
+        workers: int | None = 1  # a virtual device's process runs one CTA after another
+        if isinstance(pipe._run, CudaPipeline):
+            workers = min(pipe._run._sms[i], grid.tiles) if kernel == "persistent" else None
+        runs[i] = StageRun(
+            pipe.placement.device_of(i), kernel, stamps[i].numpy().astype(np.int64), tickets(workspace, i), workers
+        )
+    source = "globaltimer" if pipe.backend == "cuda" else "monotonic"
+    return assemble(pipe.workload, runs, source, alignment, pipe.describe())
+
+
+def tickets(workspace: Workspace, stage: int) -> Int32s:
+    """[tiles] the tile that each ticket of the last run had: the stage's order, or what the queue's ring says.
+
+    Raises:
+        TilerelayError: the ring does not hold the last run's entries.
+    """
+    layout = workspace.layout
+    edge = next((i for i, e in enumerate(layout.workload.edges) if e.consumer == stage), None)
+    if edge is None or layout.signalling != "queue":
+        return np.asarray(workspace.stage(stage, "order").cpu().numpy())
+    numbers = layout.edge_numbers(edge)
+    epoch = int(wrap32(int(workspace.stage(stage, "epoch")) - 1))  # the last CTA has moved on to the next one
+    ring = workspace.edge(edge, "ring").cpu().numpy()
+    ticket = np.arange(layout.workload.stages[stage].grid.tiles)
+    entries = ring[((epoch - 1) * numbers.entries + ticket // numbers.group_size) & numbers.ring_mask]
+    if (entries >> 32 != epoch).any():
+        raise TilerelayError(f"stage {stage}: its queue does not hold the entries of run {epoch}; run it to the end")
+    return np.asarray(wrap32(entries & 0xFFFFFFFF) * numbers.group_size + ticket % numbers.group_size, dtype=np.int32)
+
+
+def assemble(
+    workload: Workload,
+    runs: Mapping[int, StageRun],
+    source: str,
+    alignment: Alignment | None,
+    facts: Mapping[str, Any],
+) -> Trace:
+    """One table from the stages' stamps, on one clock, from its first event on.
+
+    Args:
+        runs: by stage; stages that did not run may be missing.
+        facts: about the run, for `Trace.run`.
+
+    Raises:
+        InvalidInput: tiles that were not run.
+    """
+    keys, times, workers = [], [], {}
+    for stage, run in runs.items():
+        tiles = len(run.stamps)
+        who, workers[stage] = _workers(run)
+        keys.append(np.stack([np.full(tiles, stage), np.arange(tiles), np.full(tiles, run.device), who], axis=1))
+        taken = alignment.offset(run.device, run.stamps) if alignment else np.zeros(run.stamps.shape)
+        # The offset is small, the stamp is not: taking it off in integers keeps all digits.
+        times.append(np.where(run.stamps == 0, 0, run.stamps - np.rint(taken).astype(np.int64)))
+    devices = [runs[stage].device for stage in runs]
+    for rows, first in zip(keys, first_workers(devices, list(workers.values())), strict=True):
+        rows[:, -1] += first
+    stamps = np.concatenate(times)
+    begin = stamps[stamps != 0].min() if stamps.any() else 0
+    granularity = min((_granularity(run.stamps) for run in runs.values()), default=1)
+    middle = {run.device: np.median(run.stamps[run.stamps > 0], keepdims=True) for run in runs.values()}
+    offsets = {d: float(alignment.offset(d, stamp)[0]) for d, stamp in middle.items()} if alignment else {}
+    clock = ClockInfo(source, "ns", granularity, alignment.error() if alignment else 0.0, offsets)
+    infos = tuple(
+        stage_info(
+            s, runs[i].kernel if i in runs else "none", workers.get(i, 0),
+            workers_known=i not in runs or runs[i].workers is not None,
+        )
+        for i, s in enumerate(workload.stages)
+    )  # fmt: skip
+    return Trace(
+        infos,
+        tuple(edge_info(edge) for edge in workload.edges),
+        clock,
+        dict(facts),
+        np.concatenate(keys).astype(np.int64).reshape(-1, len(KEYS)),
+        np.where(stamps == 0, MISSING, stamps - begin),
+    )
+
+
+def _granularity(stamps: Int64s) -> int:
+    """The step of the clock: all differences between its stamps are multiples of it."""
+    return int(np.gcd.reduce(np.diff(stamps[stamps > 0]))) or 1
+
+
+def _workers(run: StageRun) -> tuple[NDArray[np.int64], int]:
+    """([tiles] worker of each tile, number of workers).
+
+    A persistent CTA takes every so many-th ticket. A classical grid's CTAs are dispatched in the order of their
+    numbers, each to the place that became free first; there are as many places as tiles were once under way together.
+    """
+    tiles = len(run.tickets)
+    who = np.empty(tiles, dtype=np.int64)
+    if run.workers is not None:
+        who[run.tickets] = np.arange(tiles) % run.workers
+        return who, run.workers
+    begin, end = run.stamps[:, SEEN], run.stamps[:, PUBLISHED]
+    order = np.argsort(np.concatenate([end, begin]), kind="stable")  # at the same time, who ends makes room
+    places = int(np.cumsum(np.where(order < tiles, -1, 1)).max())
+    free = [(0, place) for place in range(places)]
+    for tile in run.tickets.tolist():
+        _, place = heapq.heappop(free)
+        who[tile] = place
+        heapq.heappush(free, (int(end[tile]), place))
+    return who, places
+
+
+def buffer_bytes(workload: Workload, placement: Placement) -> dict[int, int]:
+    """Bytes of time stamps on each device."""
+    sizes = dict.fromkeys(placement.devices, 0)
+    for i, stage in enumerate(workload.stages):
+        sizes[placement.device_of(i)] += stage.grid.tiles * EVENTS.value * STAMP_BYTES
+    return sizes
+
+
+def check_room(workload: Workload, placement: Placement, free: Callable[[int], int]) -> None:
+    """Refuse a trace whose time stamps do not fit.
+
+    Args:
+        free: device -> bytes that it has left.
+
+    Raises:
+        InvalidInput: says what is needed, what there is, and for how many rows that would do.
+    """
+    for device, need in buffer_bytes(workload, placement).items():
+        room = free(device)
+        if need > room:
+            grid = workload.stages[0].grid
+            rows = room * grid.rows // need * grid.block_m
+            advice = f"trace {rows} rows (m={rows})" if rows else "trace fewer rows (a smaller m)"
+            raise InvalidInput(
+                f"the time stamps of all tiles need {need:,} bytes on device {device}, {room:,} are free; "
+                f"{advice} or use larger tiles"
+            )
+
+
+def free_bytes(backend: str) -> Callable[[int], int]:
+    """How many bytes a device has left, by its index; for virtual devices: the machine's memory."""
+    if backend == "cuda":
+        return lambda device: int(torch.cuda.mem_get_info(device)[0])
+    return lambda _: os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
