@@ -2,54 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SwizzledDescriptor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilerelay.kernels.config import KernelConfig
-from tilerelay.kernels.gemm_classical import gemm_classical
-from tilerelay.kernels.gemm_persistent import gemm_persistent
+from tilerelay.kernels.entry import entry
+from tilerelay.kernels.protocol import Hooks, Segment
 
 GL_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
+class Piece(NamedTuple):
+    """One segment of a call: its tensors, its hooks, and what the kernel is handed of the protocol.
+
+    Attributes:
+        a, b: [M, K], [N, K].
+        copies: [M, N], everywhere that the output is stored; may be memory of peers, and columns of wider tensors.
+        activation: one of kernels.activation.CODES.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    copies: tuple[torch.Tensor, ...]
+    segment: Segment
+    hooks: Hooks
+    activation: int
+
+
 def gemm_call(
-    config: KernelConfig,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    bias: torch.Tensor | None,
-    arguments: dict[str, Any],
+    config: KernelConfig, pieces: Sequence[Piece], *, words: int, timeout_us: int, stride: int
 ) -> tuple[JITFunction, tuple[Any, ...], dict[str, Any]]:
-    """The kernel, its positional and its keyword arguments, for `c = activation(a @ b.T + bias)`.
+    """The kernel, its positional and its keyword arguments.
 
     Args:
-        a, b, c: [M, K], [N, K], [M, N].
-        bias: [N] or None.
-        arguments: what the kernel is handed but tensors, blocks and `k_tiles`.
+        pieces: the segments that the kernel walks over; a classical kernel takes one.
+        words: entries in the table of abort and wake words.
+        timeout_us: deadline of every wait, microseconds.
+        stride: int32 words between counters.
     """
-    tensors = (a, b, c)
-    bias = a if bias is None else bias  # a pointer of the right type; HAS_BIAS says whether it is read
-    arguments = {"k_tiles": -(-a.shape[1] // config.block_k), **arguments, "num_warps": config.num_warps}
-    blocks = [[config.block_m, config.block_k], [config.block_n, config.block_k]]
+    blocks = [config.block_m, config.block_k], [config.block_n, config.block_k]
+    out = [config.block_m, config.store_n if config.kind == "persistent" else config.block_n]
+    describe = _swizzled if config.kind == "persistent" else TensorDescriptor.from_tensor
+    descriptors = [
+        describe(tensor, block)
+        for piece in pieces
+        for tensor, block in [(piece.a, blocks[0]), (piece.b, blocks[1]), *((c, out) for c in piece.copies)]
+    ]
+    options: dict[str, Any] = {"STRIDE": stride, "num_warps": config.num_warps}
     if config.kind == "persistent":
-        blocks.append([config.block_m, config.store_n])
-        constants = {"NUM_BUFFERS": config.num_buffers, "STORE_BUFFERS": config.store_buffers}
-        swizzled = (_swizzled(t, block) for t, block in zip(tensors, blocks, strict=True))
-        return gemm_persistent, (*swizzled, bias), {**arguments, **constants}
-    blocks.append([config.block_m, config.block_n])
-    constants = {
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "num_stages": config.num_buffers,
-    }
-    plain = (TensorDescriptor.from_tensor(t, block) for t, block in zip(tensors, blocks, strict=True))
-    return gemm_classical, (*plain, bias), {**arguments, **constants}
+        options |= {"NUM_BUFFERS": config.num_buffers, "STORE_BUFFERS": config.store_buffers}
+        options["HOOKS"] = tuple(tl.constexpr(piece.hooks) for piece in pieces)
+        options["ACTIVATIONS"] = tuple(tl.constexpr(piece.activation) for piece in pieces)
+    else:
+        options |= {"HOOKS": pieces[0].hooks, "ACTIVATION": pieces[0].activation}
+        options |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+        options |= {"num_stages": config.num_buffers}
+    kernel = entry(config.kind, tuple(len(piece.copies) for piece in pieces))
+    return kernel, (*descriptors, tuple(piece.segment for piece in pieces), words, timeout_us), options
 
 
 def _swizzled(tensor: torch.Tensor, block: list[int]) -> SwizzledDescriptor:

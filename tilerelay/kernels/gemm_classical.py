@@ -9,32 +9,26 @@ import triton.language as tl
 
 from tilerelay.kernels.activation import activate
 from tilerelay.kernels.conversion import narrow, widen
-from tilerelay.kernels.protocol import COMPUTED, EVENTS, epilogue, leave, prologue
+from tilerelay.kernels.protocol import COMPUTED, EVENTS, epilogue, leave, load_numbers, prologue
 from tilerelay.kernels.sync import INTERPRETED, load_uniform, stamp
 
-UNSPECIALISED = [
-    "stage", "words", "timeout_us", "tiles", "tiles_n", "k_tiles", "n",
-    "in_entries", "in_mask", "in_group", "out_mask", "out_group",
-]  # fmt: skip
-
-
-@triton.jit(do_not_specialize=UNSPECIALISED)
-def gemm_classical(
-    a_desc, b_desc, c_desc, bias, control, inbox, outbox,
-    stage, words, timeout_us, tiles, tiles_n, k_tiles, n, in_entries, in_mask, in_group, out_mask, out_group,
+@triton.jit
+def compute_tile(
+    a_desc, b_desc, c_descs, segment, words, timeout_us,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SOURCE: tl.constexpr, SIGNAL: tl.constexpr, GROUP_ENTRIES: tl.constexpr, STRIDE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    HOOKS: tl.constexpr, STRIDE: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
+    """The kernel's body; its entry points (kernels.entry) only differ in how many copies of the output they take."""
+    control = segment.control
+    numbers = load_numbers(control)
     epoch = tl.load(control.epoch)
     alive = load_uniform(control.abort) == 0
-    tile, alive = prologue(
-        tl.program_id(0), alive, epoch, control, inbox, words, timeout_us, stage, in_entries, in_mask, in_group, SOURCE, STRIDE
-    )  # fmt: skip
-    row = tile // tiles_n * BLOCK_M
-    col = tile % tiles_n * BLOCK_N
+    ticket = tl.program_id(0)
+    tile, alive = prologue(ticket, alive, epoch, segment, numbers, words, timeout_us, HOOKS.source, STRIDE)
+    row = tile // numbers.tiles_n * BLOCK_M
+    col = tile % numbers.tiles_n * BLOCK_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k in range(k_tiles):
+    for k in range(tl.cdiv(numbers.k, BLOCK_K)):
         a = a_desc.load([row, k * BLOCK_K])
         b = b_desc.load([col, k * BLOCK_K])
         if INTERPRETED:  # its bf16 products are wrong
@@ -42,9 +36,12 @@ def gemm_classical(
         else:
             acc = tl.dot(a, b.T, acc)
     stamp(control.stamps, tile, COMPUTED, EVENTS)
-    if HAS_BIAS:
+    if segment.bias is not None:
         columns = col + tl.arange(0, BLOCK_N)
-        acc += widen(tl.load(bias + columns, mask=columns < n, other=0.0))[None, :]
-    c_desc.store([row, col], narrow(activate(acc, ACTIVATION), c_desc.dtype))
-    epilogue(tile, epoch, alive, tl.arange(0, 32), control, outbox, out_mask, out_group, SIGNAL, GROUP_ENTRIES, STRIDE)
+        acc += widen(tl.load(segment.bias + columns, mask=columns < numbers.n, other=0.0))[None, :]
+    c = narrow(activate(acc, ACTIVATION), a_desc.dtype)
+    COPIES: tl.constexpr = HOOKS.copies
+    for copy in tl.static_range(COPIES):
+        c_descs[copy].store([row, col], c)
+    epilogue(tile, epoch, alive, tl.arange(0, 32), segment, numbers, HOOKS, STRIDE)
     leave(control, epoch)

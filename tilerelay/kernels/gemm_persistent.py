@@ -24,8 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tilerelay.kernels.activation import activate
-from tilerelay.kernels.gemm_classical import UNSPECIALISED
-from tilerelay.kernels.protocol import COMPUTED, EVENTS, LOADED, epilogue, leave, prologue, tile_of
+from tilerelay.kernels.protocol import COMPUTED, EVENTS, LOADED, epilogue, leave, load_numbers, prologue, tile_of
 from tilerelay.kernels.sync import bulk_stores_complete, load_uniform, stamp
 
 
@@ -41,37 +40,29 @@ class Buffers(NamedTuple):
     c_ready: Any
 
 
-class Walk(NamedTuple):
-    """Which tiles there are and how the queue is indexed."""
-
-    tiles: Any
-    tiles_n: Any
-    k_tiles: Any
-    in_entries: Any
-    in_mask: Any
-    in_group: Any
+@gluon.jit
+def tickets_after(first, tiles):
+    """First ticket of this CTA in the next segment: the round robin goes on where this one stopped."""
+    ctas = gl.num_programs(0)
+    return first + gl.maximum(tiles - first + ctas - 1, 0) // ctas * ctas - tiles
 
 
 @gluon.jit
-def load_role(
-    a_desc, b_desc, buffers, walk, control, inbox, stage, words, timeout_us,
-    SOURCE: gl.constexpr, STRIDE: gl.constexpr,
+def load_segment(
+    a_desc, b_desc, buffers, segment, first, use, words, timeout_us, HOOKS: gl.constexpr, STRIDE: gl.constexpr
 ):  # fmt: skip
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = b_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
     NUM_BUFFERS: gl.constexpr = buffers.a.shape[0]
-    epoch = gl.load(control.epoch)
-    alive = load_uniform(control.abort) == 0
-    use = 0
-    for ticket in range(gl.program_id(0), walk.tiles, gl.num_programs(0)):
-        tile, alive = prologue(
-            ticket, alive, epoch, control, inbox, words, timeout_us, stage,
-            walk.in_entries, walk.in_mask, walk.in_group, SOURCE, STRIDE,
-        )  # fmt: skip
-        row = tile // walk.tiles_n * BLOCK_M
-        col = tile % walk.tiles_n * BLOCK_N
-        for k in range(walk.k_tiles):
+    numbers = load_numbers(segment.control)
+    epoch = gl.load(segment.control.epoch)
+    alive = load_uniform(segment.control.abort) == 0
+    for ticket in range(first, numbers.tiles, gl.num_programs(0)):
+        tile, alive = prologue(ticket, alive, epoch, segment, numbers, words, timeout_us, HOOKS.source, STRIDE)
+        row = tile // numbers.tiles_n * BLOCK_M
+        col = tile % numbers.tiles_n * BLOCK_N
+        for k in range((numbers.k + BLOCK_K - 1) // BLOCK_K):
             slot = use % NUM_BUFFERS
             mbarrier.wait(buffers.empty.index(slot), (use // NUM_BUFFERS & 1) ^ 1)
             ready = buffers.ready.index(slot)
@@ -79,29 +70,31 @@ def load_role(
             tma.async_copy_global_to_shared(a_desc, [row, k * BLOCK_K], ready, buffers.a.index(slot))
             tma.async_copy_global_to_shared(b_desc, [col, k * BLOCK_K], ready, buffers.b.index(slot))
             use += 1
+    return tickets_after(first, numbers.tiles), use
 
 
 @gluon.jit
-def mma_role(
-    c_dtype: gl.constexpr, bias, n, buffers, walk, control, inbox,
-    SOURCE: gl.constexpr, HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, num_warps: gl.constexpr,
+def mma_segment(
+    c_dtype: gl.constexpr, buffers, segment, first, use, c_use,
+    HOOKS: gl.constexpr, ACTIVATION: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     BLOCK_M: gl.constexpr = buffers.a.shape[1]
     BLOCK_N: gl.constexpr = buffers.b.shape[1]
+    BLOCK_K: gl.constexpr = buffers.a.shape[2]
     NUM_BUFFERS: gl.constexpr = buffers.a.shape[0]
     STORE_BUFFERS: gl.constexpr = buffers.c.shape[0]
     STORE_N: gl.constexpr = buffers.c.shape[2]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
+    control = segment.control
+    numbers = load_numbers(control)
     epoch = gl.load(control.epoch)
-    use = 0
-    c_use = 0
-    for ticket in range(gl.program_id(0), walk.tiles, gl.num_programs(0)):
+    for ticket in range(first, numbers.tiles, gl.num_programs(0)):
         acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, LAYOUT)
         if control.stamps is not None:
             mbarrier.wait(buffers.ready.index(use % NUM_BUFFERS), use // NUM_BUFFERS & 1)
-            tile = tile_of(ticket, epoch, control, inbox, walk.in_entries, walk.in_mask, walk.in_group, SOURCE)
+            tile = tile_of(ticket, epoch, segment, numbers, HOOKS.source)
             stamp(control.stamps, tile, LOADED, EVENTS)
-        for k in range(walk.k_tiles):
+        for k in range((numbers.k + BLOCK_K - 1) // BLOCK_K):
             slot = use % NUM_BUFFERS
             mbarrier.wait(buffers.ready.index(slot), use // NUM_BUFFERS & 1)
             acc = warpgroup_mma(buffers.a.index(slot), buffers.b.index(slot).permute((1, 0)), acc, is_async=True)
@@ -111,12 +104,13 @@ def mma_role(
             use += 1
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(buffers.empty.index((use + NUM_BUFFERS - 1) % NUM_BUFFERS), count=1)
-        if HAS_BIAS or control.stamps is not None:
-            tile = tile_of(ticket, epoch, control, inbox, walk.in_entries, walk.in_mask, walk.in_group, SOURCE)
+        if segment.bias is not None or control.stamps is not None:
+            tile = tile_of(ticket, epoch, segment, numbers, HOOKS.source)
             stamp(control.stamps, tile, COMPUTED, EVENTS)
-        if HAS_BIAS:
-            columns = tile % walk.tiles_n * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-            acc += gl.expand_dims(gl.load(bias + columns, mask=columns < n, other=0.0).to(gl.float32), 0)
+        if segment.bias is not None:
+            columns = tile % numbers.tiles_n * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
+            bias = gl.load(segment.bias + columns, mask=columns < numbers.n, other=0.0)
+            acc += gl.expand_dims(bias.to(gl.float32), 0)
         c = activate(acc, ACTIVATION).to(c_dtype)
         for part in gl.static_range(BLOCK_N // STORE_N):
             c_slot = c_use % STORE_BUFFERS
@@ -129,45 +123,86 @@ def mma_role(
             fence_async_shared()
             mbarrier.arrive(buffers.c_ready.index(c_slot), count=1)
             c_use += 1
+    return tickets_after(first, numbers.tiles), use, c_use
 
 
 @gluon.jit
-def store_role(
-    c_desc, buffers, walk, control, inbox, outbox, out_mask, out_group,
-    BLOCK_N: gl.constexpr, SOURCE: gl.constexpr, SIGNAL: gl.constexpr, GROUP_ENTRIES: gl.constexpr, STRIDE: gl.constexpr,
+def store_segment(
+    c_descs, buffers, segment, first, c_use, BLOCK_N: gl.constexpr, HOOKS: gl.constexpr, STRIDE: gl.constexpr
 ):  # fmt: skip
-    BLOCK_M: gl.constexpr = c_desc.block_type.shape[0]
-    STORE_N: gl.constexpr = c_desc.block_type.shape[1]
+    BLOCK_M: gl.constexpr = buffers.c.shape[1]
+    STORE_N: gl.constexpr = buffers.c.shape[2]
     STORE_BUFFERS: gl.constexpr = buffers.c.shape[0]
-    epoch = gl.load(control.epoch)
+    COPIES: gl.constexpr = HOOKS.copies
     lanes = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
-    c_use = 0
-    for ticket in range(gl.program_id(0), walk.tiles, gl.num_programs(0)):
+    numbers = load_numbers(segment.control)
+    epoch = gl.load(segment.control.epoch)
+    for ticket in range(first, numbers.tiles, gl.num_programs(0)):
         for part in gl.static_range(BLOCK_N // STORE_N):
             c_slot = c_use % STORE_BUFFERS
             mbarrier.wait(buffers.c_ready.index(c_slot), c_use // STORE_BUFFERS & 1)
             # Only now has this ticket's prologue certainly run (load -> mma -> here).
-            tile = tile_of(ticket, epoch, control, inbox, walk.in_entries, walk.in_mask, walk.in_group, SOURCE)
-            row = tile // walk.tiles_n * BLOCK_M
-            col = tile % walk.tiles_n * BLOCK_N + part * STORE_N
-            tma.async_copy_shared_to_global(c_desc, [row, col], buffers.c.index(c_slot))
+            tile = tile_of(ticket, epoch, segment, numbers, HOOKS.source)
+            row = tile // numbers.tiles_n * BLOCK_M
+            col = tile % numbers.tiles_n * BLOCK_N + part * STORE_N
+            for copy in gl.static_range(COPIES):
+                tma.async_copy_shared_to_global(c_descs[copy], [row, col], buffers.c.index(c_slot))
             tma.store_wait(0)  # the buffer has been read: enough to hand it back, not enough to publish
             mbarrier.arrive(buffers.c_empty.index(c_slot), count=1)
             c_use += 1
-        alive = load_uniform(control.abort) == 0
-        epilogue(tile, epoch, alive, lanes, control, outbox, out_mask, out_group, SIGNAL, GROUP_ENTRIES, STRIDE)
-    bulk_stores_complete()
-    leave(control, epoch)
+        alive = load_uniform(segment.control.abort) == 0
+        epilogue(tile, epoch, alive, lanes, segment, numbers, HOOKS, STRIDE)
+    leave(segment.control, epoch)
+    return tickets_after(first, numbers.tiles), c_use
 
 
-@gluon.jit(do_not_specialize=UNSPECIALISED)
-def gemm_persistent(
-    a_desc, b_desc, c_desc, bias, control, inbox, outbox,
-    stage, words, timeout_us, tiles, tiles_n, k_tiles, n, in_entries, in_mask, in_group, out_mask, out_group,
-    SOURCE: gl.constexpr, SIGNAL: gl.constexpr, GROUP_ENTRIES: gl.constexpr, STRIDE: gl.constexpr,
-    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
-    NUM_BUFFERS: gl.constexpr, STORE_BUFFERS: gl.constexpr, num_warps: gl.constexpr,
+@gluon.jit
+def load_role(
+    a_descs, b_descs, buffers, segments, words, timeout_us,
+    HOOKS: gl.constexpr, STRIDE: gl.constexpr, SEGMENTS: gl.constexpr,
 ):  # fmt: skip
+    first = gl.program_id(0)
+    use = 0
+    for s in gl.static_range(SEGMENTS):
+        first, use = load_segment(
+            a_descs[s], b_descs[s], buffers, segments[s], first, use, words, timeout_us, HOOKS[s], STRIDE
+        )  # fmt: skip
+
+
+@gluon.jit
+def mma_role(
+    c_dtype: gl.constexpr, buffers, segments,
+    HOOKS: gl.constexpr, ACTIVATIONS: gl.constexpr, SEGMENTS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    first = gl.program_id(0)
+    use = 0
+    c_use = 0
+    for s in gl.static_range(SEGMENTS):
+        first, use, c_use = mma_segment(
+            c_dtype, buffers, segments[s], first, use, c_use, HOOKS[s], ACTIVATIONS[s], num_warps
+        )  # fmt: skip
+
+
+@gluon.jit
+def store_role(
+    c_descs, buffers, segments,
+    BLOCK_N: gl.constexpr, HOOKS: gl.constexpr, STRIDE: gl.constexpr, SEGMENTS: gl.constexpr,
+):  # fmt: skip
+    first = gl.program_id(0)
+    c_use = 0
+    for s in gl.static_range(SEGMENTS):
+        first, c_use = store_segment(c_descs[s], buffers, segments[s], first, c_use, BLOCK_N, HOOKS[s], STRIDE)
+    bulk_stores_complete()
+
+
+@gluon.jit
+def walk_segments(
+    a_descs, b_descs, c_descs, segments, words, timeout_us,
+    HOOKS: gl.constexpr, ACTIVATIONS: gl.constexpr, STRIDE: gl.constexpr,
+    NUM_BUFFERS: gl.constexpr, STORE_BUFFERS: gl.constexpr, SEGMENTS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """The kernel's body; its entry points (kernels.entry) only differ in how many descriptors they take."""
+    a_desc, b_desc, c_desc = a_descs[0], b_descs[0], c_descs[0][0]
     BLOCK_N: gl.constexpr = b_desc.block_type.shape[0]
     dtype: gl.constexpr = a_desc.dtype
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -187,17 +222,12 @@ def gemm_persistent(
         mbarrier.init(buffers.c_empty.index(i), count=1)
         mbarrier.init(buffers.c_ready.index(i), count=1)
     fence_async_shared()  # TMA signals these barriers, too
-    walk = Walk(tiles, tiles_n, k_tiles, in_entries, in_mask, in_group)
     gl.warp_specialize(
         [
-            (mma_role, (dtype, bias, n, buffers, walk, control, inbox, SOURCE, HAS_BIAS, ACTIVATION, num_warps)),
-            (load_role, (a_desc, b_desc, buffers, walk, control, inbox, stage, words, timeout_us, SOURCE, STRIDE)),
-            (
-                store_role,
-                (c_desc, buffers, walk, control, inbox, outbox, out_mask, out_group,
-                 BLOCK_N, SOURCE, SIGNAL, GROUP_ENTRIES, STRIDE),
-            ),
+            (mma_role, (dtype, buffers, segments, HOOKS, ACTIVATIONS, SEGMENTS, num_warps)),
+            (load_role, (a_descs, b_descs, buffers, segments, words, timeout_us, HOOKS, STRIDE, SEGMENTS)),
+            (store_role, (c_descs, buffers, segments, BLOCK_N, HOOKS, STRIDE, SEGMENTS)),
         ],
         worker_num_warps=[1, 1],
         worker_num_regs=[40, 40],
-    )  # fmt: skip
+    )

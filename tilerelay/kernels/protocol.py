@@ -3,6 +3,7 @@
 The hooks know tiles, groups and counters; they know nothing of what a tile computes (paper, section III.A).
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import triton
@@ -45,14 +46,15 @@ EVENTS = tl.constexpr(6)
 
 
 class Control(NamedTuple):
-    """One stage's own words, on its device, and the means to end a run."""
+    """A stage's own words, on its device, and the means to end a run."""
 
+    numbers: object  # int32 [STAGE_NUMBERS]: see Numbers
     epoch: object  # int32 [1]: number of the current run
     finished: object  # int32 [1]: CTAs of the current run that are done
     order: object  # int32 [tiles]: the stage's own tile order
     published: object  # int32 [tiles]: the last epoch in which each tile was announced (names the missing ones)
     abort: object  # int32 [1]: not 0: the run is being ended
-    abort_words: object  # int64 [words]: addresses of all devices' abort and wake words
+    abort_words: object  # int64 [words]: addresses of all stages' abort and wake words
     record: object  # int32 [record]: host-visible error record of this stage
     stamps: object  # int64 [tiles, EVENTS]: timestamps, or None
 
@@ -67,7 +69,7 @@ class Inbox(NamedTuple):
 
 
 class Outbox(NamedTuple):
-    """What the epilogue reads and adds to."""
+    """What the epilogue reads and adds to, for one reader of the stage's output."""
 
     offsets: object  # int32 [tiles + 1]: CSR of the dependency array, on this device
     groups: object  # int32 [edges]
@@ -78,6 +80,51 @@ class Outbox(NamedTuple):
     tail: object  # int32 [1]: queue entries ever pushed, on this device
     ring: object  # int64 [power of two]: on the consumer's device
     wake: object  # int32 [1]: on the consumer's device; the epoch of the last first push
+
+
+class Segment(NamedTuple):
+    """A stage, or a part of one, as a kernel is handed it."""
+
+    control: Control
+    inbox: Inbox
+    outboxes: tuple[Outbox, ...]
+    bias: object  # [n], or None
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Which prologue and epilogue a segment has; constants of the kernel."""
+
+    source: int  # ORDER, QUEUE or COUNTER
+    signal: int  # SILENT, PUSH or COUNT
+    group_entries: bool  # its queue entries name groups; else tiles
+    readers: int  # outboxes
+    copies: int  # where its output is stored
+
+
+class Numbers(NamedTuple):
+    """A stage's integers, loaded: its place in the workload, its grid, and how its rings are indexed."""
+
+    stage: object
+    tiles: object
+    tiles_n: object
+    n: object
+    k: object
+    in_entries: object
+    in_mask: object
+    in_group: object
+    out_mask: object
+    out_group: object
+
+
+@triton.jit
+def load_numbers(control):
+    """The stage's integers. In memory, not in the signature: a kernel is compiled once for all shapes."""
+    at = control.numbers
+    return Numbers(
+        tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4),
+        tl.load(at + 5), tl.load(at + 6), tl.load(at + 7), tl.load(at + 8), tl.load(at + 9),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -138,35 +185,34 @@ def wait(pointer, want, alive, control, words, timeout_us, stage, ticket, tile, 
 
 
 @triton.jit
-def queue_slot(ticket, epoch, entries, ring_mask, group_size):
-    """Ring slot of a ticket: `entries` are pushed in every epoch, a group serves `group_size` tickets."""
-    return ((epoch - 1) * entries + ticket // group_size) & ring_mask
+def queue_slot(ticket, epoch, numbers):
+    """Ring slot of a ticket: `in_entries` are pushed in every epoch, an entry serves `in_group` tickets."""
+    return ((epoch - 1) * numbers.in_entries + ticket // numbers.in_group) & numbers.in_mask
 
 
 @triton.jit
-def tile_of(ticket, epoch, control, inbox, entries, ring_mask, group_size, SOURCE: tl.constexpr):
+def tile_of(ticket, epoch, segment, numbers, SOURCE: tl.constexpr):
     """The tile of a ticket whose prologue has run, in this role or in one that this role has waited for."""
     if SOURCE == QUEUE:
-        entry = tl.load(inbox.ring + queue_slot(ticket, epoch, entries, ring_mask, group_size), volatile=True)
-        return entry.to(tl.int32) * group_size + ticket % group_size
+        entry = tl.load(segment.inbox.ring + queue_slot(ticket, epoch, numbers), volatile=True)
+        return entry.to(tl.int32) * numbers.in_group + ticket % numbers.in_group
     else:
-        return tl.load(control.order + ticket)
+        return tl.load(segment.control.order + ticket)
 
 
 @triton.jit
-def prologue(
-    ticket, alive, epoch, control, inbox, words, timeout_us, stage, entries, ring_mask, group_size, SOURCE: tl.constexpr, STRIDE: tl.constexpr
-):  # fmt: skip
+def prologue(ticket, alive, epoch, segment, numbers, words, timeout_us, SOURCE: tl.constexpr, STRIDE: tl.constexpr):
     """Wait until the ticket's tile may be computed; (tile, alive).
 
     Precondition: called by all threads of the role that will issue the tile's loads. On return these threads may load
     the prerequisites by ordinary loads and by TMA (rule 4). `alive` is False when the run was aborted: then the tile
     is some tile of the grid, and its result is worth nothing.
     """
+    control, inbox, stage = segment.control, segment.inbox, numbers.stage
     if SOURCE == QUEUE:
-        slot = inbox.ring + queue_slot(ticket, epoch, entries, ring_mask, group_size)
+        slot = inbox.ring + queue_slot(ticket, epoch, numbers)
         alive = wait(slot, epoch, alive, control, words, timeout_us, stage, ticket, -1, -1, epoch, True)
-    tile = tile_of(ticket, epoch, control, inbox, entries, ring_mask, group_size, SOURCE)
+    tile = tile_of(ticket, epoch, segment, numbers, SOURCE)
     if SOURCE == COUNTER:
         group = tl.load(inbox.group_of + tile)
         want = epoch * tl.load(inbox.need + group)
@@ -181,65 +227,63 @@ def prologue(
 
 
 @triton.jit
-def epilogue(
-    tile, epoch, alive, lanes, control, outbox, ring_mask, group_size, SIGNAL: tl.constexpr, GROUP_ENTRIES: tl.constexpr, STRIDE: tl.constexpr
-):  # fmt: skip
+def epilogue(tile, epoch, alive, lanes, segment, numbers, HOOKS: tl.constexpr, STRIDE: tl.constexpr):
     """Wait until a tile is stored, then announce it to the groups that need it, unless the run is being ended.
 
     Precondition: all threads of the role call this, the ones that issued the tile's stores among them. `lanes` is a
     vector 0..31, one element per thread of a warp: it adds to 32 counters at once (paper, III.A.4: "SIMD execution").
     """
-    if SIGNAL != SILENT:
-        first = tl.load(outbox.offsets + tile)  # the dependency array never changes: read it while the stores drain
-        end = tl.load(outbox.offsets + tile + 1)
-    if SIGNAL != SILENT or control.stamps is not None:
+    control = segment.control
+    if HOOKS.signal != SILENT or control.stamps is not None:
         bulk_stores_complete()  # rule 1
         stamp(control.stamps, tile, STORED, EVENTS)
-    if SIGNAL != SILENT:
+    if HOOKS.signal != SILENT:
         barrier()  # rule 2: every thread's stores
         if alive:
             fence_system()  # rule 3: one fence in every publishing lane, then plain adds
-            for start in range(first, end, 32):
-                mask = start + lanes < end
-                group = tl.load(outbox.groups + start + lanes, mask=mask, other=0)
-                _count(group, mask, epoch, outbox, ring_mask, group_size, SIGNAL, GROUP_ENTRIES, STRIDE)
+            READERS: tl.constexpr = HOOKS.readers
+            for reader in tl.static_range(READERS):
+                outbox = segment.outboxes[reader]
+                end = tl.load(outbox.offsets + tile + 1)
+                for start in range(tl.load(outbox.offsets + tile), end, 32):
+                    mask = start + lanes < end
+                    group = tl.load(outbox.groups + start + lanes, mask=mask, other=0)
+                    _count(group, mask, epoch, outbox, numbers, HOOKS, STRIDE)
             tl.store(control.published + tile, epoch)
     stamp(control.stamps, tile, PUBLISHED, EVENTS)
 
 
 @triton.jit
-def _count(
-    group, mask, epoch, outbox, ring_mask, group_size, SIGNAL: tl.constexpr, GROUP_ENTRIES: tl.constexpr, STRIDE: tl.constexpr
-):  # fmt: skip
+def _count(group, mask, epoch, outbox, numbers, HOOKS: tl.constexpr, STRIDE: tl.constexpr):
     """Add one to each lane's group; with queue signalling, push the groups that this completes."""
     counter = outbox.scoreboard + group * STRIDE
     one = group * 0 + 1
-    if SIGNAL == COUNT:
+    if HOOKS.signal == COUNT:
         tl.atomic_add(counter, one, mask=mask, sem="relaxed", scope="sys")
     else:
         need = tl.load(outbox.need + group, mask=mask, other=0)
         # acq_rel: whoever completes the group has observed the other producers' tiles, and releases them too.
         count = tl.atomic_add(counter, one, mask=mask, sem="acq_rel", scope="gpu") + 1
         complete = mask & (count == epoch * need)
-        _push(group, complete, epoch, outbox, ring_mask, group_size, GROUP_ENTRIES)
+        _push(group, complete, epoch, outbox, numbers, HOOKS.group_entries)
 
 
 @triton.jit
-def _push(group, complete, epoch, outbox, ring_mask, largest_group, GROUP_ENTRIES: tl.constexpr):
+def _push(group, complete, epoch, outbox, numbers, GROUP_ENTRIES: tl.constexpr):
     """Push complete groups into the consumer's ring: a fire-and-forget remote write with release order (rule 3)."""
     stamp = epoch.to(tl.int64) << 32
     if GROUP_ENTRIES:
         slot = tl.atomic_add(outbox.tail + group * 0, group * 0 + 1, mask=complete, sem="relaxed", scope="gpu")
-        tl.atomic_xchg(outbox.ring + (slot & ring_mask), stamp | group, mask=complete, sem="release", scope="sys")
+        tl.atomic_xchg(outbox.ring + (slot & numbers.out_mask), stamp | group, mask=complete, sem="release", scope="sys")
     else:
         start = tl.load(outbox.member_offsets + group, mask=complete, other=0)
         size = tl.load(outbox.member_offsets + group + 1, mask=complete, other=0) - start
         slot = tl.atomic_add(outbox.tail + group * 0, size, mask=complete, sem="relaxed", scope="gpu")
-        for member in range(largest_group):
+        for member in range(numbers.out_group):
             mask = complete & (member < size)
             tile = tl.load(outbox.members + start + member, mask=mask, other=0)
             tl.atomic_xchg(
-                outbox.ring + ((slot + member) & ring_mask), stamp | tile, mask=mask, sem="release", scope="sys"
+                outbox.ring + ((slot + member) & numbers.out_mask), stamp | tile, mask=mask, sem="release", scope="sys"
             )
     # The stream of a consumer that sleeps (cuStreamWaitValue32) is woken by the first push of an epoch.
     tl.atomic_xchg(outbox.wake + group * 0, epoch + group * 0, mask=complete, sem="release", scope="sys")

@@ -67,6 +67,14 @@ class EdgeNumbers:
     group_entries: bool
 
 
+NO_EDGE = EdgeNumbers(entries=1, ring_mask=0, group_size=1, largest_group=1, group_entries=True)
+
+# The integers of a stage that its kernel reads from memory, in this order (see ProtocolLayout.stage_numbers).
+STAGE_NUMBERS = (
+    "stage", "tiles", "tiles_n", "n", "k", "in_entries", "in_mask", "in_group", "out_mask", "out_group",
+)  # fmt: skip
+
+
 class ProtocolLayout:
     """Where everything is, for one workload, placement and signalling.
 
@@ -84,6 +92,7 @@ class ProtocolLayout:
         self.workload = workload
         self.placement = placement
         self.signalling = signalling
+        self._together = [self._sharers(edge) for edge in workload.edges]
         self._sizes = dict.fromkeys(placement.devices, 0)
         self._fields: dict[tuple[str, int, str], Field] = {}
         for stage in range(len(workload.stages)):
@@ -94,7 +103,7 @@ class ProtocolLayout:
     @property
     def stride(self) -> int:
         """int32 words between counters."""
-        return 1 if self.placement.is_pipelined else SEPARATE
+        return SEPARATE if any(len(together) > 1 for together in self._together) else 1
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -118,6 +127,53 @@ class ProtocolLayout:
                 contents = np.ascontiguousarray(np.broadcast_to(field.initial(epoch), field.count), dtype=field.dtype)
                 image[field.offset : field.offset + field.nbytes] = contents.view(np.uint8)
         return image
+
+    def _sharers(self, edge: Edge) -> list[int]:
+        """Edges that count in one scoreboard: the same consumer, which polls it, and the same groups of its tiles."""
+        if self.signalling == "queue":
+            return [self.workload.edges.index(edge)]
+        d = edge.dependencies
+        return [
+            i
+            for i, other in enumerate(self.workload.edges)
+            if other.consumer == edge.consumer
+            and np.array_equal(other.dependencies.members, d.members)
+            and np.array_equal(other.dependencies.member_offsets, d.member_offsets)
+        ]
+
+    def stage_numbers(self, stage: int) -> tuple[int, ...]:
+        """What a stage's kernel reads of its grid and of its rings, in the order of STAGE_NUMBERS."""
+        grid = self.workload.stages[stage].grid
+        into, out = self.in_edges(stage), self.out_edges(stage)
+        incoming = self.edge_numbers(into[0]) if into else NO_EDGE
+        outgoing = self.edge_numbers(out[0]) if out else NO_EDGE
+        return (
+            stage, grid.tiles, grid.cols, grid.n, self.workload.stages[stage].k,
+            incoming.entries, incoming.ring_mask, incoming.group_size, outgoing.ring_mask, outgoing.largest_group,
+        )  # fmt: skip
+
+    def check_kernels_can(self) -> None:
+        """The reference executor runs any graph; kernels have one place to poll, and one ring to push into.
+
+        Raises:
+            InvalidInput: a stage polls several scoreboards or rings, or pushes into several rings.
+        """
+        for index, stage in enumerate(self.workload.stages):
+            into, out = self.in_edges(index), self.out_edges(index)
+            polled = {self._together[e][0] for e in into}
+            if len(polled) > 1:
+                raise InvalidInput(
+                    f"stage {stage.name} reads from several stages; kernels can do that with signalling='counter' "
+                    f"where all of them feed the same groups of tiles"
+                )
+            if self.signalling == "queue" and len(out) > 1:
+                raise InvalidInput(f"stage {stage.name} has several readers; use signalling='counter' for that")
+
+    def in_edges(self, stage: int) -> list[int]:
+        return [i for i, edge in enumerate(self.workload.edges) if edge.consumer == stage]
+
+    def out_edges(self, stage: int) -> list[int]:
+        return [i for i, edge in enumerate(self.workload.edges) if edge.producer == stage]
 
     def edge_numbers(self, edge: int) -> EdgeNumbers:
         dependencies = self.workload.edges[edge].dependencies
@@ -158,6 +214,7 @@ class ProtocolLayout:
         add("wake", np.int32, 1, lambda epoch: wrap32(epoch - 1))
         order = row_panel_order(stage.grid) if stage.order is None else stage.order
         add("order", np.int32, stage.grid.tiles, lambda _: order)
+        add("numbers", np.int32, len(STAGE_NUMBERS), lambda _: np.asarray(self.stage_numbers(index), dtype=np.int32))
         add("published", np.int32, stage.grid.tiles, lambda epoch: wrap32(epoch - 1))
 
     def _add_edge(self, index: int, edge: Edge) -> None:
@@ -170,18 +227,22 @@ class ProtocolLayout:
 
         add("offsets", producer, np.int32, len(d.offsets), lambda _: d.offsets)
         add("groups", producer, np.int32, len(d.groups), lambda _: d.groups)
-        add("need", producer, np.int32, d.num_groups, lambda _: d.need)
+        need = np.sum([self.workload.edges[e].dependencies.need for e in self._together[index]], axis=0, dtype=np.int32)
+        add("need", producer, np.int32, d.num_groups, lambda _: need)
         add("member_offsets", producer, np.int32, d.num_groups + 1, lambda _: d.member_offsets)
         add("members", producer, np.int32, d.num_consumers, lambda _: d.members)
         add("tail", producer, np.int32, 1, lambda epoch: wrap32((epoch - 1) * numbers.entries))
-        add("consumer_need", consumer, np.int32, d.num_groups, lambda _: d.need)
+        add("consumer_need", consumer, np.int32, d.num_groups, lambda _: need)
         add("group_of", consumer, np.int32, d.num_consumers, lambda _: d.group_of)
         # An entry of the epoch before the first one: no slot may look filled.
         add("ring", consumer, np.int64, numbers.ring_mask + 1, lambda epoch: wrap32(epoch - 1).astype(np.int64) << 32)
+        if self._together[index][0] < index:
+            self._fields["edge", index, "scoreboard"] = self.edge_field(self._together[index][0], "scoreboard")
+            return
         add(
             "scoreboard",
             producer if self.signalling == "queue" else consumer,
             np.int32,
             d.num_groups * self.stride,
-            lambda epoch: np.repeat(wrap32((epoch - 1) * d.need.astype(np.int64)), self.stride),
+            lambda epoch: np.repeat(wrap32((epoch - 1) * need.astype(np.int64)), self.stride),
         )

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import torch
 
 from tilerelay.errors import PlacementError
+from tilerelay.graph.cut import CutWorkload
 from tilerelay.graph.placement import Placement
-from tilerelay.graph.workload import Workload
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import EVENTS
 from tilerelay.protocol.layout import ProtocolLayout, wrap32
 from tilerelay.runtime import cuda
-from tilerelay.runtime.launch import StageLaunch, stage_arguments
+from tilerelay.runtime.launch import Launch, make_piece
 from tilerelay.runtime.oracle import TORCH_DTYPES
+from tilerelay.runtime.tensors import OutputPlan
 from tilerelay.runtime.workspace import Workspace, new_records
 
 POLL_S = 1e-3
@@ -26,95 +27,136 @@ OUTSTANDING_RUNS = 32  # more queued launches would block the host in the middle
 class CudaPipeline:
     """See `tilerelay.Pipeline`, which checks the arguments.
 
+    Args:
+        cut: the workload in parts, each on one device.
+        weights, biases, configs: of every part, on its device.
+        replicate: the last output whole on every device that computes a part of it.
+
     Raises:
         UnsupportedMachine, PlacementError: before anything is launched.
     """
 
     def __init__(
         self,
-        workload: Workload,
+        cut: CutWorkload,
         weights: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor | None],
-        placement: Placement,
         layout: ProtocolLayout,
         configs: Sequence[KernelConfig],
         *,
+        replicate: bool,
         timeout_us: int,
         hold_back: bool,
         stamps: bool,
         first_epoch: int,
     ) -> None:
-        self._workload, self._weights, self._biases, self._configs = workload, weights, biases, configs
+        self._cut, self._weights, self._biases, self._configs = cut, weights, biases, configs
         self._layout, self._hold_back, self._first_epoch = layout, hold_back, first_epoch
         self._timeout_us = timeout_us
-        devices = [placement.device_of(i) for i in range(len(workload.stages))]
-        sms_of = cuda.check_machine(placement.devices)
-        placement.check_sms(sms_of)
-        self._sms = [placement.stages[i][0].sms or sms_of[d] for i, d in enumerate(devices)]
-        for i, device in enumerate(devices):
+        placement = cut.placement
+        self._devices = [placement.device_of(i) for i in range(len(placement.stages))]
+        self._sms_of = cuda.check_machine(placement.devices)
+        placement.check_sms(self._sms_of)
+        for i, device in enumerate(self._devices):
             _check_shares(placement, i, configs[i], cuda.shared_memory_limit(device))
         cuda.open_peers(placement.devices)
 
-        # Stage i writes its output where stage i + 1 reads it; the last one keeps it.
-        homes = [*devices[1:], devices[-1]]
-        dtype = TORCH_DTYPES[workload.dtype]
-        self.outputs = [
-            torch.empty(s.grid.m, s.grid.n, dtype=dtype, device=f"cuda:{h}")
-            for s, h in zip(workload.stages, homes, strict=True)
-        ]
+        dtype = TORCH_DTYPES[cut.workload.dtype]
+        self._plan = OutputPlan(cut, replicate)
+        self.tensors = {
+            (stage, device): torch.empty(shape, dtype=dtype, device=f"cuda:{device}")
+            for (stage, device), shape in self._plan.shapes.items()
+        }
+        self.results = [self.tensors[place] for place in self._plan.results()]
         buffers = {d: torch.empty(layout.size(d), dtype=torch.uint8, device=f"cuda:{d}") for d in layout.devices}
-        records = new_records(len(workload.stages), "cuda")
+        records = new_records(len(self._devices), "cuda")
         self.workspace = Workspace(layout, buffers, records, lambda words, d: words.to(f"cuda:{d}"))
         if stamps:
-            for i, device in enumerate(devices):
-                tiles = workload.stages[i].grid.tiles
+            for i, device in enumerate(self._devices):
+                tiles = cut.workload.stages[i].grid.tiles
                 self.workspace.stamps[i] = torch.zeros(tiles, EVENTS.value, dtype=torch.int64, device=f"cuda:{device}")
-        self._arguments = [stage_arguments(self.workspace, i, timeout_us=timeout_us) for i in range(len(devices))]
-        self._later = [self._stage_launch(i, self.outputs[i - 1]) for i in range(1, len(devices))]
-        self._streams = [torch.cuda.Stream(d) for d in devices]
-        self._fork = cuda.Fork(self._streams, devices[0])
-        self._home = devices[0]
+        first = cut.workload.stages[0]
+        self.homes = [self._devices[i] for i in cut.parts_of(0)]
+        self._own_x = [torch.zeros(first.grid.m, first.k, dtype=dtype, device=f"cuda:{d}") for d in self.homes[1:]]
+        self._kernels = [kernel for program in cut.programs for kernel in self._kernels_of(program)]
+        streams = {program: torch.cuda.Stream(self._devices[program[0]]) for program in cut.programs}
+        self._streams = [streams[program] for program in cut.programs for _ in self._kernels_of(program)]
+        self._launches: tuple[tuple[int, ...], list[Launch]] = ((), [])
+        self._fork = cuda.Fork(list(streams.values()), self.homes[0])
         self._done: deque[torch.cuda.Event] = deque()
         self._spare = [torch.cuda.Event() for _ in range(OUTSTANDING_RUNS)]
         self.reset()
         self._dry_run()
+
+    def _kernels_of(self, program: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The parts that follow each other on a device: one kernel walks over all neighbours that have the same one."""
+        kernels: list[tuple[int, ...]] = []
+        for part in program:
+            if kernels and self._configs[kernels[-1][0]] == self._configs[part] and self._configs[part].kind == "persistent":
+                kernels[-1] = (*kernels[-1], part)
+            else:
+                kernels.append((part,))
+        return kernels
+
+    def launches(self, x: Sequence[torch.Tensor]) -> list[Launch]:
+        """All kernels' launches for an input, one tensor for each part of the first stage; made when x is another."""
+        where = tuple(tensor.data_ptr() for tensor in x)
+        if where != self._launches[0]:
+            self._launches = where, [self._launch(kernel, x) for kernel in self._kernels]
+        return self._launches[1]
+
+    def _launch(self, parts: tuple[int, ...], x: Sequence[torch.Tensor]) -> Launch:
+        pieces = []
+        for part in parts:
+            place = self._plan.source(part)
+            source = x[self._cut.origin[part][1]] if place is None else self.tensors[place]
+            copies = self._plan.copies(part, self.tensors)
+            pieces.append(make_piece(self.workspace, part, source, self._weights[part], copies, self._biases[part]))
+        tiles = sum(self._cut.workload.stages[part].grid.tiles for part in parts)
+        sms = self._cut.placement.stages[parts[0]][0].sms or self._sms_of[self._devices[parts[0]]]
+        return Launch(self._configs[parts[0]], pieces, self.workspace, tiles, sms, self._timeout_us)
 
     def reset(self) -> None:
         """Protocol memory as before the first run. Nothing may be running."""
         self.workspace.reset(self._first_epoch)
         self.epoch = self._first_epoch
         self.synchronize()
-
     def _dry_run(self) -> None:
-        """Compile and load every kernel, and run each stage once, one after the other: nothing is waited for yet."""
-        m, k = self._workload.stages[0].grid.m, self._workload.stages[0].k
-        first = self._stage_launch(0, torch.zeros(m, k, dtype=self.outputs[0].dtype, device=f"cuda:{self._home}"))
-        torch.cuda.synchronize(self._home)
-        for stream, launch in zip(self._streams, [first, *self._later], strict=True):
+        """Compile every kernel and load it on its device; when nothing can hold up a launch any more, run once."""
+        first = self._cut.workload.stages[0]
+        x = torch.zeros(first.grid.m, first.k, dtype=self.results[0].dtype, device=f"cuda:{self.homes[0]}")
+        inputs = [x, *self._own_x]
+        for stream, launch in zip(self._streams, self.launches(inputs), strict=True):
             with cuda.on(stream):
-                launch()
-            stream.synchronize()
-        self.epoch += 1
+                launch.load()
+        torch.cuda.synchronize(self.homes[0])
+        self.run(inputs)
+        self.synchronize()
+        self._launches = ((), [])
 
-    def _stage_launch(self, i: int, source: torch.Tensor) -> StageLaunch:
-        return StageLaunch(
-            self._configs[i], self._workload.stages[i], source, self._weights[i], self.outputs[i], self._biases[i],
-            self._arguments[i], self._sms[i],
-        )  # fmt: skip
-
-    def _enqueue(self, x: torch.Tensor, fork: cuda.Fork, hold_back: bool) -> None:
-        launches = [self._stage_launch(0, x), *self._later]
-        caller = torch.cuda.current_stream(self._home)
+    def _enqueue(self, x: Sequence[torch.Tensor], fork: cuda.Fork, hold_back: bool) -> None:
+        caller = torch.cuda.current_stream(self.homes[0])
+        inputs = [*x, *self._own_x] if len(x) == 1 else list(x)
+        launches = self.launches(inputs)
         fork.fork(caller)
-        for i, (stream, launch) in enumerate(zip(self._streams, launches, strict=True)):  # producers first (rule 8)
-            if hold_back and i:
-                cuda.hold_back(stream, self.workspace.stage(i, "wake"), self.epoch)
-            with cuda.on(stream):
-                launch()
+        for home, own in zip(self.homes[1:], self._own_x, strict=True) if len(x) == 1 else ():
+            with cuda.on(next(stream for stream in self._streams if stream.device_index == home)):
+                own.copy_(x[0], non_blocking=True)
+        # Producers first (rule 8): the kernels that begin with the earliest stage.
+        order = sorted(range(len(launches)), key=lambda i: self._kernels[i][0])
+        for i in order:
+            if hold_back and self._layout.in_edges(self._kernels[i][0]):
+                cuda.hold_back(self._streams[i], self.workspace.stage(self._kernels[i][0], "wake"), self.epoch)
+            with cuda.on(self._streams[i]):
+                launches[i]()
         fork.join(caller)
 
-    def run(self, x: torch.Tensor) -> None:
-        """Enqueue one run on the caller's current stream of the first stage's device."""
+    def run(self, x: Sequence[torch.Tensor]) -> None:
+        """Enqueue one run on the caller's current stream of the first stage's device.
+
+        Args:
+            x: [M, K] for every part of the first stage, or once, on the first one's device, to be copied to the others.
+        """
         self.order_run()
         self._enqueue(x, self._fork, self._hold_back)
         self.count_run()
@@ -123,7 +165,7 @@ class CudaPipeline:
         """Keep the host's idea of the epoch, and of how many runs are outstanding, in step."""
         self.epoch += 1
         event = self._spare.pop()
-        event.record(torch.cuda.current_stream(self._home))
+        event.record(torch.cuda.current_stream(self.homes[0]))
         self._done.append(event)
 
     def order_run(self) -> None:
@@ -132,15 +174,15 @@ class CudaPipeline:
             self._done[0].synchronize()
             self._spare.append(self._done.popleft())
         if self._done:
-            torch.cuda.current_stream(self._home).wait_event(self._done[-1])
+            torch.cuda.current_stream(self.homes[0]).wait_event(self._done[-1])
 
-    def capture(self, x: torch.Tensor) -> CudaGraphRun:
+    def capture(self, x: Sequence[torch.Tensor]) -> CudaGraphRun:
         """One CUDA graph over all devices that runs the pipeline on x's storage."""
         graph = torch.cuda.CUDAGraph()
-        fork = cuda.Fork(self._streams, self._home)
+        fork = cuda.Fork(self._fork.streams, self.homes[0])
         self.synchronize()
-        stream = torch.cuda.Stream(self._home)  # torch's own capture stream may be on another device
-        with torch.cuda.device(self._home), torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+        stream = torch.cuda.Stream(self.homes[0])  # torch's own capture stream may be on another device
+        with torch.cuda.device(self.homes[0]), torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
             self._enqueue(x, fork, hold_back=False)
         return CudaGraphRun(self, graph, x, fork)
 
@@ -151,23 +193,23 @@ class CudaPipeline:
             while not self._done[-1].query() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
             if not self._done[-1].query():
-                for i, stream in enumerate(self._streams):
-                    with cuda.on(torch.cuda.Stream(stream.device)):
-                        self.workspace.stage(i, "wake").fill_(wrap32(self.epoch).item())
+                for part, device in enumerate(self._devices):
+                    with cuda.on(torch.cuda.Stream(device)):
+                        self.workspace.stage(part, "wake").fill_(wrap32(self.epoch).item())
         for device in self._layout.devices:
             torch.cuda.synchronize(device)
 
     def close(self) -> None:
         """Wait for outstanding runs, then drop all memory."""
         self.synchronize()
-        for name in ("outputs", "workspace", "_arguments", "_later", "_weights", "_biases"):
+        for name in ("tensors", "results", "workspace", "_own_x", "_launches", "_weights", "_biases"):
             setattr(self, name, None)
 
 
 class CudaGraphRun:
     """A captured run; owns what the graph points at."""
 
-    def __init__(self, pipeline: CudaPipeline, graph: torch.cuda.CUDAGraph, x: torch.Tensor, fork: cuda.Fork) -> None:
+    def __init__(self, pipeline: CudaPipeline, graph: torch.cuda.CUDAGraph, x: Sequence[torch.Tensor], fork: cuda.Fork) -> None:
         self._pipeline, self.graph, self._x, self._fork = pipeline, graph, x, fork
 
     def replay(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tilerelay.errors import InvalidInput, PipelineAborted, PlacementError, ShapeError
+from tilerelay.graph.cut import cut
 from tilerelay.graph.placement import Placement, pipelined
 from tilerelay.graph.workload import Stage, Workload, with_orders
 from tilerelay.kernels.config import HOPPER_SHARED_BYTES, configure
@@ -16,7 +18,7 @@ from tilerelay.protocol.layout import ProtocolLayout
 from tilerelay.runtime import diagnosis
 from tilerelay.runtime.cuda import check_machine, shared_memory_limit
 from tilerelay.runtime.cuda_pipeline import CudaGraphRun, CudaPipeline
-from tilerelay.runtime.oracle import TORCH_DTYPES, LayerByLayer
+from tilerelay.runtime.oracle import TORCH_DTYPES, LayerByLayer, whole_rows
 from tilerelay.runtime.virtual import VirtualPipeline
 
 BACKENDS = ("cuda", "cpu")
@@ -27,16 +29,21 @@ DESCRIPTOR_BYTES = 16  # a tensor descriptor's row stride must be a multiple of 
 class Pipeline:
     """All stages of a chain in flight at once, tile by tile.
 
-    On GPUs, stage i's weight lives on stage i's device, `x` on the first stage's and `y` on the last one's. Without a
-    GPU the same protocol and kernel run on virtual devices: processes on the CPU. The constructor checks everything,
-    allocates, compiles, loads and runs each stage once; after it, a run allocates nothing.
+    On GPUs, stage i's weight lives on stage i's device, `x` on the first stage's and `y` on the last one's. A stage
+    that the placement cuts by columns is computed on several devices at once, each tile going to every device that
+    reads it: `x` then lives on each of the first stage's devices, and the output is cut, too, or on all of them.
+    Without a GPU the same protocol and kernel run on virtual devices: processes on the CPU. The constructor checks
+    everything, allocates, compiles, loads and runs once; after it, a run allocates nothing.
 
     Args:
         workload: a chain (`gemm_chain`, `mlp`, `dense_chain`).
-        weights: [N, K] for every stage, as `nn.Linear` keeps them.
-        biases: [N] for every stage of a workload made with `bias=True`.
+        weights: [N, K] for every stage, as `nn.Linear` keeps them. Of a stage that is cut, a sequence of its parts'
+            rows, each on its part's device; or the whole, from which they are copied.
+        biases: [N] for every stage of a workload made with `bias=True`; cut stages as for weights.
         placement: default: stage i on device i.
-        signalling: "queue" (tiles in the order in which they become ready) or "counter" (each stage keeps its order).
+        signalling: "queue" (tiles in the order in which they become ready) or "counter" (each stage keeps its order);
+            default: queue, or counter where a stage is cut.
+        replicate: of a last stage that is cut, keep the whole output on all its devices.
         kernel: "persistent" or "classical", one for all stages or one for each; default: persistent on GPUs,
             classical on virtual devices.
         backend: "cuda" or "cpu"; default: where the weights are.
@@ -53,15 +60,16 @@ class Pipeline:
     def __init__(
         self,
         workload: Workload,
-        weights: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor | Sequence[torch.Tensor]],
         *,
-        biases: Sequence[torch.Tensor] | None = None,
+        biases: Sequence[torch.Tensor | Sequence[torch.Tensor]] | None = None,
         placement: Placement | None = None,
-        signalling: str = "queue",
+        signalling: str | None = None,
         kernel: str | Sequence[str] | None = None,
         backend: str | None = None,
         timeout_s: float = 10.0,
         hold_back: bool = False,
+        replicate: bool = False,
         trace: bool = False,
         first_epoch: int = 1,
     ) -> None:
@@ -70,32 +78,40 @@ class Pipeline:
             raise InvalidInput("the kernels run chains; this workload has stages with several inputs or outputs")
         if len(weights) != len(workload.stages):
             raise ShapeError(f"{len(weights)} weights for {len(workload.stages)} stages")
-        backend = backend or ("cuda" if weights[0].is_cuda else "cpu")
+        first = weights[0] if isinstance(weights[0], torch.Tensor) else weights[0][0]
+        backend = backend or ("cuda" if first.is_cuda else "cpu")
         if backend not in BACKENDS:
             raise InvalidInput(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
         if not 1e-6 <= timeout_s <= LONGEST_WAIT_S:
             raise InvalidInput(f"timeout_s={timeout_s}: a wait's deadline must be between 1e-6 and {LONGEST_WAIT_S} s")
+        self.workload = workload
         self.placement = placement or pipelined(range(len(workload.stages)))
-        self.signalling = signalling
+        self.signalling = signalling or ("queue" if self.placement.is_pipelined else "counter")
         kernel = kernel or ("persistent" if backend == "cuda" else "classical")
         self.kernels = [kernel] * len(workload.stages) if isinstance(kernel, str) else list(kernel)
         self.backend = backend
-        self._weights = list(weights)
-        self._biases: list[torch.Tensor | None] = list(biases) if biases is not None else [None] * len(weights)
+        self.replicate = replicate
         self._hold_back = hold_back
-        self.workload = workload
         self._check_placement()
-        self._check_tensors()
-        workload = self.workload = with_orders(workload, self._tiles_in_flight())
-        layout = ProtocolLayout(workload, self.placement, signalling)
+        if backend == "cuda":
+            check_machine(self.placement.devices)
+        self._cut = cut(workload, self.placement)
+        self._cut = replace(self._cut, workload=with_orders(self._cut.workload, self._tiles_in_flight()))
+        layout = ProtocolLayout(self._cut.workload, self._cut.placement, self.signalling)
+        layout.check_kernels_can()
         limit = shared_memory_limit(self.placement.devices[0]) if backend == "cuda" else HOPPER_SHARED_BYTES
         self._configs = [
-            configure(kind, (s.grid.block_m, s.grid.block_n), limit)
-            for kind, s in zip(self.kernels, workload.stages, strict=True)
+            configure(self.kernels[stage], (s.grid.block_m, s.grid.block_n), limit)
+            for (stage, _), s in zip(self._cut.origin, self._cut.workload.stages, strict=True)
         ]
+        self._weights = self._in_parts("weight", weights, lambda part: (part.grid.n, part.k))
+        self._biases: list[torch.Tensor | None] = [None] * len(self._weights)
+        if biases is not None:
+            self._biases = list(self._in_parts("bias", biases, lambda part: (part.grid.n,)))
+        self._check_tensors()
         make: Any = CudaPipeline if backend == "cuda" else VirtualPipeline
         self._run: CudaPipeline | VirtualPipeline = make(
-            workload, self._weights, self._biases, self.placement, layout, self._configs,
+            self._cut, self._weights, self._biases, layout, self._configs, replicate=replicate,
             timeout_us=int(timeout_s * 1e6), hold_back=hold_back, stamps=trace, first_epoch=first_epoch,
         )  # fmt: skip
         self._closed = False
@@ -106,19 +122,16 @@ class Pipeline:
             raise PlacementError(
                 f"the placement has {len(self.placement.stages)} stages, the workload {len(self.workload.stages)}"
             )
-        if not self.placement.is_pipelined:
-            raise PlacementError(
-                "stages cut by columns cannot be run yet; place every stage on one device or on a share of one"
-            )
-        devices = [self.placement.device_of(i) for i in range(len(self.placement.stages))]
         if len(self.kernels) != len(self.workload.stages):
             raise InvalidInput(
                 f"{len(self.kernels)} kernels for {len(self.workload.stages)} stages; name one, or one for each"
             )
-        for stage in range(1, len(devices)):
-            if self.kernels[stage] == "classical" and devices[stage] == devices[stage - 1]:
+        for stage in range(1, len(self.kernels)):
+            before, after = self.placement.stages[stage - 1 : stage + 1]
+            at_once = {part.device for part in before} & {part.device for part in after if part.columns is None}
+            if self.kernels[stage] == "classical" and at_once:
                 raise PlacementError(
-                    f"stage {stage}: a classical consumer on its producer's device {devices[stage]} can keep it from "
+                    f"stage {stage}: a classical consumer on its producer's device {at_once.pop()} can keep it from "
                     f"running; use kernel='persistent' with SM shares, or another device"
                 )
         if self.backend == "cpu" and set(self.kernels) != {"classical"}:
@@ -128,30 +141,54 @@ class Pipeline:
         if self.backend == "cpu" and self._hold_back:
             raise InvalidInput("hold_back holds a GPU stream back; virtual devices have none")
 
+    def _in_parts(
+        self,
+        what: str,
+        given: Sequence[torch.Tensor | Sequence[torch.Tensor]],
+        shape: Callable[[Stage], tuple[int, ...]],
+    ) -> list[torch.Tensor]:
+        """One tensor for each part of each stage, where the part is computed; checked."""
+        if len(given) != len(self.workload.stages):
+            raise ShapeError(f"{len(given)} {what}s for {len(self.workload.stages)} stages; give one for each")
+        tensors = []
+        for index, whole in enumerate(given):
+            stage, parts = self.workload.stages[index], self._cut.parts_of(index)
+            if isinstance(whole, torch.Tensor):
+                if len(parts) == 1:
+                    rows = [whole]
+                else:
+                    self._check_tensor(f"{what} of {stage.name}", whole, shape(stage), whole.device)
+                    rows = [whole[slice(*self._cut.columns[part])].to(self._device(part)) for part in parts]
+            else:
+                rows = list(whole)
+            if len(rows) != len(parts):
+                raise ShapeError(f"{what} of {stage.name}: {len(rows)} pieces for {len(parts)} parts")
+            for part, tensor in zip(parts, rows, strict=True):
+                placed = self._cut.workload.stages[part]
+                self._check_tensor(f"{what} of {placed.name}", tensor, shape(placed), self._device(part))
+            tensors += rows
+        return tensors
+
     def _check_tensors(self) -> None:
-        for i, (stage, weight, bias) in enumerate(zip(self.workload.stages, self._weights, self._biases, strict=True)):
-            device = self._device(i)
-            self._check_tensor(f"weight of {stage.name}", weight, (stage.grid.n, stage.k), device)
+        for stage, bias in zip(self._cut.workload.stages, self._biases, strict=True):
             if stage.bias != (bias is not None):
                 raise ShapeError(
                     f"{stage.name}: the workload says bias={stage.bias}, but a bias is "
                     f"{'missing' if bias is None else 'given'}"
                 )
-            if bias is not None:
-                self._check_tensor(f"bias of {stage.name}", bias, (stage.grid.n,), device)
             for name, size in (("k", stage.k), ("n", stage.grid.n)):
                 if size * 2 % DESCRIPTOR_BYTES:
                     raise ShapeError(f"{stage.name}: {name}={size} is not a multiple of 8; pad the weight with zeros")
 
     def _tiles_in_flight(self) -> list[int]:
-        """How many tiles each stage's device computes at once; a virtual device computes one."""
+        """How many tiles each part's device computes at once; a virtual device computes one."""
         if self.backend == "cpu":
-            return [1] * len(self.placement.stages)
+            return [1] * len(self._cut.origin)
         sms = check_machine(self.placement.devices)
-        return [parts[0].sms or sms[parts[0].device] for parts in self.placement.stages]
+        return [parts[0].sms or sms[parts[0].device] for parts in self._cut.placement.stages]
 
-    def _device(self, stage: int) -> torch.device:
-        return torch.device("cpu") if self.backend == "cpu" else torch.device("cuda", self.placement.device_of(stage))
+    def _device(self, part: int) -> torch.device:
+        return torch.device("cpu") if self.backend == "cpu" else torch.device("cuda", self._cut.placement.device_of(part))
 
     def _check_tensor(self, what: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
         dtype = TORCH_DTYPES[self.workload.dtype]
@@ -166,21 +203,43 @@ class Pipeline:
         if not tensor.is_contiguous() or tensor.data_ptr() % DESCRIPTOR_BYTES:
             raise ShapeError(f"{what} is not contiguous and 16-byte aligned; pass .contiguous()")
 
-    def _check_x(self, x: torch.Tensor) -> None:
+    def _check_x(self, x: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """x for every part of the first stage, or once, on the first one's device."""
         if self._closed:
             raise InvalidInput("this pipeline is closed")
-        first: Stage = self.workload.stages[0]
-        self._check_tensor("x", x, (first.grid.m, first.k), self._device(0))
+        first, homes = self.workload.stages[0], [self._device(part) for part in self._cut.parts_of(0)]
+        given = [x] if isinstance(x, torch.Tensor) else list(x)
+        if len(given) not in (1, len(homes)):
+            raise ShapeError(f"x is given {len(given)} times; give it once, or on each of {len(homes)} devices")
+        for tensor, home in zip(given, homes, strict=False):
+            self._check_tensor("x", tensor, (first.grid.m, first.k), home)
+        return given
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """The last run's output, overwritten by the next run: one tensor for each part of the last stage.
+
+        [M, N] on the last stage's device; of a last stage that is cut, [M, its columns] on each of its devices, or
+        with `replicate` [M, N] on each.
+        """
+        return self._run.results
 
     @property
     def y(self) -> torch.Tensor:
-        """The last run's output [M, N], on the last stage's device; overwritten by the next run."""
-        return self._run.outputs[-1]
+        """The last run's output [M, N], on the last stage's (first) device; overwritten by the next run.
+
+        Raises:
+            InvalidInput: the output is cut by columns; see `outputs`.
+        """
+        if len(self.outputs) > 1 and not self.replicate:
+            raise InvalidInput("the output is cut by columns over several devices; use outputs, or replicate=True")
+        return self.outputs[0]
 
     @property
     def intermediates(self) -> list[torch.Tensor]:
-        """Outputs [M, N] of all stages but the last, each on its reader's device."""
-        return self._run.outputs[:-1]
+        """Outputs [M, N] of all stages but the last, stage by stage, every copy on its reader's device."""
+        last = len(self.workload.stages) - 1
+        return [tensor for (stage, _), tensor in self._run.tensors.items() if stage < last]
 
     @property
     def stamps(self) -> dict[int, torch.Tensor]:
@@ -193,37 +252,41 @@ class Pipeline:
             raise InvalidInput("no timestamps were kept; make the pipeline with trace=True")
         return {stage: stamps.view(-1, EVENTS.value).cpu() for stage, stamps in self._run.workspace.stamps.items()}
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
         """Run once. On GPUs this enqueues on the current stream of the first stage's device and returns at once.
 
         Args:
-            x: [M, K] on the first stage's device.
+            x: [M, K] on the first stage's device. Of a first stage that is cut: on each of its devices; or on the
+                first one's, from which every run copies it to the others.
 
         Returns:
-            `y` [M, N], owned by the pipeline.
+            `y` [M, N], or, when it is cut by columns, `outputs`; owned by the pipeline.
 
         Raises:
             ShapeError: x does not fit. PipelineAborted: this run (virtual devices) or an earlier one (GPUs) was ended.
         """
-        self._check_x(x)
+        given = self._check_x(x)
         self._raise_if_aborted()
-        self._run.run(x)
+        self._run.run(given)
         if self.backend == "cpu":
             self._raise_if_aborted()
-        return self.y
+        return self._result()
 
-    def capture(self, x: torch.Tensor) -> CapturedPipeline:
+    def _result(self) -> torch.Tensor | list[torch.Tensor]:
+        return self.outputs if len(self.outputs) > 1 and not self.replicate else self.y
+
+    def capture(self, x: torch.Tensor | Sequence[torch.Tensor]) -> CapturedPipeline:
         """Capture a run in one CUDA graph over all devices. It reads x's storage: refill x in place between replays.
 
         Raises:
             InvalidInput: virtual devices, or `hold_back` (a captured wait value is stale at the second replay).
         """
-        self._check_x(x)
+        given = self._check_x(x)
         if not isinstance(self._run, CudaPipeline):
             raise InvalidInput("a CUDA graph needs GPUs; on virtual devices call the pipeline")
         if self._hold_back:
             raise InvalidInput("hold_back works in eager runs only; make a pipeline without it to capture")
-        return CapturedPipeline(self, self._run.capture(x))
+        return CapturedPipeline(self, self._run.capture(given))
 
     def synchronize(self) -> None:
         """Wait for all runs.
@@ -244,15 +307,20 @@ class Pipeline:
         self._run.reset()
         raise PipelineAborted("a wait ran past its deadline:\n  " + "\n  ".join(waits), waits)
 
-    def oracle(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def oracle(self, x: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs of all stages from the same kernels, layer by layer on the first stage's device; equal bit for bit."""
-        self._check_x(x)
+        x = self._check_x(x)[0]
         if isinstance(self._run, VirtualPipeline):
             return self._run.oracle(x)
         if self._oracle is None:
             device = self._device(0)
             sms = torch.cuda.get_device_properties(device).multi_processor_count
-            self._oracle = LayerByLayer(self.workload, self._weights, self._biases, self._configs, device, sms)
+            parts = [self._cut.parts_of(stage) for stage in range(len(self.workload.stages))]
+            weights = [whole_rows([self._weights[part] for part in of_stage], device) for of_stage in parts]
+            biases = [whole_rows([self._biases[part] for part in of_stage], device) for of_stage in parts]
+            configs = [self._configs[of_stage[0]] for of_stage in parts]
+            whole = with_orders(self.workload, [sms] * len(parts))
+            self._oracle = LayerByLayer(whole, weights, biases, configs, device, sms)
         with torch.cuda.device(self._device(0)):
             return self._oracle.run(x)
 
@@ -262,6 +330,7 @@ class Pipeline:
             "backend": self.backend,
             "devices": list(self.placement.devices),
             "placement": f"{self.placement.kind}: {self.placement}",
+            "replicate": self.replicate,
             "signalling": self.signalling,
             "kernel": "+".join(dict.fromkeys(self.kernels)),
             "tile": [[c.block_m, c.block_n, c.block_k] for c in self._configs],
@@ -292,8 +361,8 @@ class CapturedPipeline:
         """The pipeline's output [M, N]."""
         return self._pipeline.y
 
-    def replay(self) -> torch.Tensor:
-        """Launch the graph on the current stream of the first stage's device; returns `y`.
+    def replay(self) -> torch.Tensor | list[torch.Tensor]:
+        """Launch the graph on the current stream of the first stage's device; returns what the pipeline would.
 
         Raises:
             InvalidInput: the pipeline is closed. PipelineAborted: an earlier run was ended.
@@ -302,4 +371,4 @@ class CapturedPipeline:
             raise InvalidInput("the pipeline of this graph is closed")
         self._pipeline._raise_if_aborted()
         self._run.replay()
-        return self.y
+        return self._pipeline._result()

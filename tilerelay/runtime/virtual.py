@@ -14,8 +14,7 @@ from typing import ClassVar
 import torch
 
 from tilerelay.errors import InvalidInput, TilerelayError
-from tilerelay.graph.placement import Placement
-from tilerelay.graph.workload import Workload
+from tilerelay.graph.cut import CutWorkload
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import ENDED
 from tilerelay.protocol.layout import ProtocolLayout
@@ -43,13 +42,13 @@ class VirtualPipeline:
 
     def __init__(
         self,
-        workload: Workload,
+        cut: CutWorkload,
         weights: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor | None],
-        placement: Placement,
         layout: ProtocolLayout,
         configs: Sequence[KernelConfig],
         *,
+        replicate: bool = False,
         timeout_us: int,
         hold_back: bool = False,
         first_epoch: int = 1,
@@ -58,11 +57,12 @@ class VirtualPipeline:
     ) -> None:
         if hold_back:
             raise InvalidInput("hold_back holds a GPU stream back; virtual devices have none")
-        self._workload, self._weights, self._biases, self._layout = workload, weights, biases, layout
+        self._workload, self._weights, self._biases, self._layout = cut.workload, weights, biases, layout
         self._timeout_s, self._first_epoch = timeout_us * 1e-6, first_epoch
         self._broken: str | None = None
-        self._memory = PipelineMemory(workload, layout, stamps=stamps)
-        self.outputs = self._memory.outputs
+        self._memory = PipelineMemory(cut, layout, replicate=replicate, stamps=stamps)
+        self.tensors = self._memory.tensors
+        self.results = [self.tensors[place] for place in self._memory.plan.results()]
         self.workspace: Workspace = self._memory.workspace
         self._own_workers = workers is None
         self._workers = Workers(len(layout.devices)) if workers is None else workers
@@ -70,7 +70,7 @@ class VirtualPipeline:
             if len(self._workers) < len(layout.devices):
                 have, want = len(self._workers), len(layout.devices)
                 raise InvalidInput(f"{have} workers for {want} virtual devices; start one for each")
-            common = (workload, placement, layout.signalling, configs)
+            common = (cut, layout.signalling, configs, replicate)
             arguments = [(*common, device, timeout_us, stamps) for device in layout.devices]
             self._key = self._workers.make(self.program, arguments, self._memory.shared.fd)
             self.reset()
@@ -90,7 +90,7 @@ class VirtualPipeline:
             stamps.zero_()
         self.epoch = self._first_epoch
 
-    def run(self, x: torch.Tensor) -> None:
+    def run(self, x: Sequence[torch.Tensor]) -> None:
         """Run all stages at once; returns when all of them are done, or were ended by a deadline.
 
         In the second case the workspace's records say who waited for what, and the next run needs a `reset` first.
@@ -98,7 +98,7 @@ class VirtualPipeline:
         Raises:
             TilerelayError: a stage failed (then the pipeline can be run again), or its process died or got stuck.
         """
-        self._load(x)
+        self._load(x[0])
         failures = self._ask("run", range(len(self._layout.devices)))
         self.epoch += 1
         if failures:

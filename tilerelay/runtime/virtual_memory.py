@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from tilerelay.graph.workload import Workload
+from tilerelay.graph.cut import CutWorkload
 from tilerelay.kernels.protocol import EVENTS
 from tilerelay.protocol.layout import ALIGNMENT, RECORD_WORDS, ProtocolLayout
 from tilerelay.runtime.oracle import TORCH_DTYPES
+from tilerelay.runtime.tensors import OutputPlan
 from tilerelay.runtime.workspace import Workspace
 
 Shapes = Mapping[Any, tuple[tuple[int, ...], torch.dtype]]
@@ -68,37 +69,49 @@ class SharedTensors:
 
 
 class PipelineMemory:
-    """All tensors of a pipeline: `x` [M, K], `weights` [N, K] and `biases` [N] or None of every stage, `outputs` and
-    `oracle_outputs` [M, N] of every stage, and the protocol's `workspace`.
+    """All tensors of a pipeline: `x` [M, K], `weights` [N, K] and `biases` [N] or None of every part, `tensors` (see
+    `OutputPlan`), `oracle_outputs` [M, N] of every stage of the whole workload, and the protocol's `workspace`.
 
     A workspace's table of abort words holds addresses of this process; that is why every process makes its own.
 
     Args:
+        cut: the workload in parts.
         stamps: keep timestamps of every tile.
         fd: as for `SharedTensors`.
     """
 
-    def __init__(self, workload: Workload, layout: ProtocolLayout, *, stamps: bool, fd: int | None = None) -> None:
-        stages = range(len(workload.stages))
+    def __init__(
+        self,
+        cut: CutWorkload,
+        layout: ProtocolLayout,
+        *,
+        replicate: bool,
+        stamps: bool,
+        fd: int | None = None,
+    ) -> None:
+        workload, parts = cut.workload, range(len(cut.workload.stages))
         dtype = TORCH_DTYPES[workload.dtype]
         first = workload.stages[0]
+        self.plan = OutputPlan(cut, replicate)
         shapes: dict[Any, tuple[tuple[int, ...], torch.dtype]] = {"x": ((first.grid.m, first.k), dtype)}
         for i, stage in enumerate(workload.stages):
             shapes["weight", i] = ((stage.grid.n, stage.k), dtype)
             shapes["bias", i] = ((stage.grid.n if stage.bias else 0,), dtype)
-            shapes["output", i] = ((stage.grid.m, stage.grid.n), dtype)
-            shapes["oracle", i] = ((stage.grid.m, stage.grid.n), dtype)
             shapes["stamps", i] = ((stage.grid.tiles, EVENTS.value), torch.int64)
+        for i, stage in enumerate(cut.whole.stages):
+            shapes["oracle", i] = ((stage.grid.m, stage.grid.n), dtype)
+        for place, shape in self.plan.shapes.items():
+            shapes["output", place] = (shape, dtype)
         for device in layout.devices:
             shapes["protocol", device] = ((layout.size(device),), torch.uint8)
         shapes["records"] = ((len(workload.stages), RECORD_WORDS), torch.int32)
         self.shared = SharedTensors(shapes, fd)
         self.x = self.shared["x"]
-        self.weights = [self.shared["weight", i] for i in stages]
-        self.biases = [self.shared["bias", i] if workload.stages[i].bias else None for i in stages]
-        self.outputs = [self.shared["output", i] for i in stages]
-        self.oracle_outputs = [self.shared["oracle", i] for i in stages]
+        self.weights = [self.shared["weight", i] for i in parts]
+        self.biases = [self.shared["bias", i] if workload.stages[i].bias else None for i in parts]
+        self.tensors = {place: self.shared["output", place] for place in self.plan.shapes}
+        self.oracle_outputs = [self.shared["oracle", i] for i in range(len(cut.whole.stages))]
         buffers = {device: self.shared["protocol", device] for device in layout.devices}
         self.workspace = Workspace(layout, buffers, self.shared["records"], lambda words, _: words)
         if stamps:
-            self.workspace.stamps = {i: self.shared["stamps", i] for i in stages}
+            self.workspace.stamps = {i: self.shared["stamps", i] for i in parts}

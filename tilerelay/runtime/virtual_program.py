@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from tilerelay.graph.placement import Placement
-from tilerelay.graph.workload import Workload
+from tilerelay.graph.cut import CutWorkload
+from tilerelay.kernels.call import Piece
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.protocol.layout import ProtocolLayout
-from tilerelay.runtime.launch import StageLaunch, stage_arguments
-from tilerelay.runtime.oracle import LayerByLayer
+from tilerelay.runtime.launch import Launch, make_piece
+from tilerelay.runtime.oracle import LayerByLayer, whole_rows
 from tilerelay.runtime.virtual_memory import PipelineMemory
 
 
@@ -28,18 +28,18 @@ class DeviceProgram:
     def __init__(
         self,
         fd: int,
-        workload: Workload,
-        placement: Placement,
+        cut: CutWorkload,
         signalling: str,
         configs: Sequence[KernelConfig],
+        replicate: bool,
         device: int,
         timeout_us: int,
         stamps: bool,
     ) -> None:
-        self.workload, self.configs = workload, configs
-        self.memory = PipelineMemory(workload, ProtocolLayout(workload, placement, signalling), stamps=stamps, fd=fd)
-        self.stages = [i for i in range(len(workload.stages)) if placement.device_of(i) == device]
-        self.arguments = {i: stage_arguments(self.memory.workspace, i, timeout_us=timeout_us) for i in self.stages}
+        self.cut, self.configs, self.timeout_us = cut, configs, timeout_us
+        layout = ProtocolLayout(cut.workload, cut.placement, signalling)
+        self.memory = PipelineMemory(cut, layout, replicate=replicate, stamps=stamps, fd=fd)
+        self.stages = [i for i in range(len(cut.origin)) if cut.placement.device_of(i) == device]
         self._oracle: LayerByLayer | None = None
 
     def run(self) -> None:
@@ -48,18 +48,29 @@ class DeviceProgram:
             self.launch(i)
 
     def launch(self, i: int) -> None:
-        memory = self.memory
-        source = memory.outputs[i - 1] if i else memory.x
-        StageLaunch(
-            self.configs[i], self.workload.stages[i], source, memory.weights[i], memory.outputs[i],
-            memory.biases[i], self.arguments[i], sms=1,
+        Launch(
+            self.configs[i], [self.piece(i)], self.memory.workspace, self.cut.workload.stages[i].grid.tiles,
+            sms=1, timeout_us=self.timeout_us,
         )()  # fmt: skip
+
+    def piece(self, i: int, *, listen: bool = True, announce: bool = True) -> Piece:
+        """What the kernel of a part is handed (see `make_piece`)."""
+        memory = self.memory
+        place = memory.plan.source(i)
+        source = memory.x if place is None else memory.tensors[place]
+        copies = memory.plan.copies(i, memory.tensors)
+        return make_piece(
+            memory.workspace, i, source, memory.weights[i], copies, memory.biases[i], listen=listen, announce=announce
+        )
 
     def oracle(self) -> None:
         """All stages layer by layer, in this process alone, from `memory.x` into `memory.oracle_outputs`."""
-        memory = self.memory
+        memory, cpu = self.memory, torch.device("cpu")
         if self._oracle is None:
-            cpu = torch.device("cpu")
-            self._oracle = LayerByLayer(self.workload, memory.weights, memory.biases, self.configs, cpu, sms=1)
+            parts = [self.cut.parts_of(stage) for stage in range(len(self.cut.whole.stages))]
+            weights = [whole_rows([memory.weights[part] for part in of_stage], cpu) for of_stage in parts]
+            biases = [whole_rows([memory.biases[part] for part in of_stage], cpu) for of_stage in parts]
+            configs = [self.configs[of_stage[0]] for of_stage in parts]
+            self._oracle = LayerByLayer(self.cut.whole, weights, biases, configs, cpu, sms=1)
             self._oracle.outputs = memory.oracle_outputs
         self._oracle.run(memory.x)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from tilerelay.kernels.protocol import Control, Inbox, Outbox
+from tilerelay.kernels.protocol import Control, Inbox, Outbox, Segment
 from tilerelay.protocol.layout import RECORD_WORDS, Field, ProtocolLayout
 
 _TORCH = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
@@ -62,37 +62,35 @@ class Workspace:
         """Some stage has given up; a look costs a microsecond."""
         return bool(self._raised.any())
 
-    def control(self, stage: int) -> Control:
-        words = {name: self.stage(stage, name) for name in ("epoch", "finished", "order", "published", "abort")}
+    def segment(
+        self, stage: int, in_edges: Sequence[int], out_edges: Sequence[int], bias: torch.Tensor | None
+    ) -> Segment:
+        """What the kernel is handed of the protocol for a stage: one inbox to poll, an outbox for each reader."""
+        inbox = self._inbox(in_edges[0]) if in_edges else self._no_inbox(stage)
+        return Segment(self._control(stage), inbox, tuple(self._outbox(edge) for edge in out_edges), bias)
+
+    def _control(self, stage: int) -> Control:
+        names = ("numbers", "epoch", "finished", "order", "published", "abort")
         return Control(
-            **words,
+            **{name: self.stage(stage, name) for name in names},
             abort_words=self.abort_words[self.layout.placement.device_of(stage)],
             record=self.records[stage],
             stamps=self.stamps.get(stage),
         )
 
-    def inbox(self, edge: int) -> Inbox:
-        return Inbox(
-            ring=self.edge(edge, "ring"),
-            scoreboard=self.edge(edge, "scoreboard"),
-            group_of=self.edge(edge, "group_of"),
-            need=self.edge(edge, "consumer_need"),
-        )
+    def _inbox(self, edge: int) -> Inbox:
+        names = {"ring": "ring", "scoreboard": "scoreboard", "group_of": "group_of", "need": "consumer_need"}
+        return Inbox(**{name: self.edge(edge, field) for name, field in names.items()})
 
-    def outbox(self, edge: int) -> Outbox:
-        names = ("offsets", "groups", "need", "member_offsets", "members", "scoreboard", "tail", "ring")
-        consumer = self.layout.workload.edges[edge].consumer
-        return Outbox(**{name: self.edge(edge, name) for name in names}, wake=self.stage(consumer, "wake"))
-
-    def no_inbox(self, stage: int) -> Inbox:
+    def _no_inbox(self, stage: int) -> Inbox:
         """For a first stage: pointers of the right types that its kernel does not use."""
         word, pair = self.stage(stage, "epoch"), self.abort_words[self.layout.placement.device_of(stage)]
         return Inbox(ring=pair, scoreboard=word, group_of=word, need=word)
 
-    def no_outbox(self, stage: int) -> Outbox:
-        """For a last stage: pointers of the right types that its kernel does not use."""
-        word, pair = self.stage(stage, "epoch"), self.abort_words[self.layout.placement.device_of(stage)]
-        return Outbox(word, word, word, word, word, word, word, pair, word)
+    def _outbox(self, edge: int) -> Outbox:
+        names = ("offsets", "groups", "need", "member_offsets", "members", "scoreboard", "tail", "ring")
+        consumer = self.layout.workload.edges[edge].consumer
+        return Outbox(**{name: self.edge(edge, name) for name in names}, wake=self.stage(consumer, "wake"))
 
 
 def new_records(stages: int, device_type: str) -> torch.Tensor:
