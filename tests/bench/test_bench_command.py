@@ -54,7 +54,6 @@ def invoke(monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any]) -> Callable
     [
         (["--suite", "paper-fig6"], "unknown suite 'paper-fig6'; choose one of paper-fig4, paper-fig5"),
         (["--methods", "tp"], "unknown method 'tp'"),
-        (["--methods", "floor,sharded"], "sharded cannot run yet"),
         (["--m", "1000"], "no cell with M=1000"),
         (["--m", "many"], "whole positive numbers"),
         (["--m", "-1024"], "whole positive numbers"),
@@ -104,12 +103,12 @@ def test_a_run_writes_both_sets_and_goes_on_where_it_stopped(invoke: Callable[..
     result = invoke("bench", "--suite", "quick", "--out", str(path), "--commit", "c1")
     assert result.exit_code == 0, result.output
     assert result.started == ["one-process 2", "torchrun 2"]
-    assert "| pipelined |" in result.stdout and "skipped sharded" in result.stderr
+    assert "| pipelined |" in result.stdout and "| sharded |" in result.stdout
     have = results.load(path)
     assert have.machine["commit"] == "c1"
     assert {(r.process_set, r.method) for r in have.records} >= {("one-process", "pipelined"), ("torchrun", "async-tp")}
     tp = next(r for r in have.records if r.method == "tp-nccl")
-    assert tp.suite == ["paper-fig5", "paper-fig7", "quick"] and tp.paper_reduction == 0.239
+    assert tp.suite == ["paper-fig5", "paper-fig7", "latency", "quick"] and tp.paper_reduction == 0.239
 
     again = invoke("bench", "--suite", "quick", "--out", str(path), "--commit", "c1")
     assert again.exit_code == 0 and again.started == [] and again.stderr.count("already measured") == 2

@@ -17,7 +17,7 @@ from tilerelay.bench.records import Record
 from tilerelay.bench.sessions import Chain
 
 CELLS = [Cell(2, 2, 512, 64, 64), Cell(2, 2, 1024, 64, 64), Cell(1, 1, 512, 64, 64)]
-NEED_GPUS = {"pipelined", "hybrid-tp"}
+NEED_GPUS = ("pipelined", "sharded", "sharded-replicated", "hybrid-tp")
 
 
 class OrderedLanes:

@@ -24,7 +24,7 @@ def random_tensor(*shape: int, device: int, dtype: torch.dtype, seed: int = 0) -
 def make(workload: Workload, placement: Placement, **options: Any) -> tuple[Pipeline, torch.Tensor]:
     """A pipeline with random weights and biases, and an input."""
     dtype = TORCH_DTYPES[workload.dtype]
-    devices = [placement.device_of(i) for i in range(len(workload.stages))]
+    devices = [parts[0].device for parts in placement.stages]
     weights = [
         random_tensor(s.grid.n, s.k, device=d, dtype=dtype, seed=i)
         for i, (s, d) in enumerate(zip(workload.stages, devices, strict=True))
@@ -42,7 +42,7 @@ def make(workload: Workload, placement: Placement, **options: Any) -> tuple[Pipe
 
 def poison(pipe: Pipeline) -> None:
     """Fill every output and intermediate with NaN."""
-    for tensor in (*pipe.intermediates, pipe.y):
+    for tensor in (*pipe.intermediates, *pipe.outputs):
         tensor.fill_(NAN)
     for device in pipe.placement.devices:
         torch.cuda.synchronize(device)
@@ -52,9 +52,14 @@ def assert_equals_oracle(pipe: Pipeline, x: torch.Tensor) -> None:
     """Output and intermediates are the oracle's, bit for bit, and hold no NaN."""
     expected = pipe.oracle(x)
     torch.cuda.synchronize(x.device)
-    for stage, (want, got) in enumerate(zip(expected, [*pipe.intermediates, pipe.y], strict=True)):
-        assert not got.isnan().any(), f"stage {stage} left elements unwritten"
-        assert torch.equal(want.to(got.device), got), f"stage {stage} differs from the oracle"
+    last = len(pipe.workload.stages) - 1
+    for (stage, device), got in pipe._run.tensors.items():
+        want = expected[stage]
+        if stage == last and len(pipe.outputs) > 1 and not pipe.replicate:
+            part = next(p for p in pipe.placement.stages[last] if p.device == device)
+            want = want[:, slice(*part.columns)]
+        assert not got.isnan().any(), f"stage {stage} left elements unwritten on device {device}"
+        assert torch.equal(want.to(got.device), got), f"stage {stage} differs from the oracle on device {device}"
 
 
 def reference(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from tests.gpu.cases import assert_equals_oracle, make, poison
 from tilerelay import Pipeline, PipelineAborted, Placement, dense_chain
 from tilerelay.graph.tiling import TileGrid
 from tilerelay.graph.workload import Stage, chain
-from tilerelay.runtime.launch import stage_arguments
+from tilerelay.runtime import cuda_pipeline
 
 DELAY_CYCLES = 2_000_000  # about a millisecond
 INPUTS = 8
@@ -57,21 +57,38 @@ def test_epochs_wrap(first_epoch: int, signalling: str) -> None:
             assert_equals_oracle(pipe, x)
 
 
-def _delay(pipe, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    """Put a delay before a stage's kernel in every run."""
-    launches = pipe._run._stage_launch
+def _delay(pipe: Pipeline, kernel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a delay before a kernel in every run."""
+    launches = pipe._run.launches
 
-    def delayed(i: int, source: torch.Tensor) -> Callable[[], None]:
-        launch = launches(i, source)
+    def delayed(x: Sequence[torch.Tensor]) -> list[Callable[[], None]]:
+        made = list(launches(x))
+        late = made[kernel]
 
         def run() -> None:
             torch.cuda._sleep(DELAY_CYCLES)
-            launch()
+            late()
 
-        return run if i == stage else launch
+        made[kernel] = run
+        return made
 
-    monkeypatch.setattr(pipe._run, "_stage_launch", delayed)
-    pipe._run._later = [delayed(i, pipe._run.outputs[i - 1]) for i in range(1, len(pipe._run._sms))]
+    monkeypatch.setattr(pipe._run, "launches", delayed)
+
+
+def _change_pieces(
+    pipe: Pipeline, x: torch.Tensor, part: int, monkeypatch: pytest.MonkeyPatch, **options: bool
+) -> None:
+    """Make one part's kernel deaf (listen=False) or mute (announce=False); compile it before anything runs."""
+    make_piece = cuda_pipeline.make_piece
+
+    def changed(workspace: Any, stage: int, *tensors: Any) -> Any:
+        return make_piece(workspace, stage, *tensors, **(options if stage == part else {}))
+
+    monkeypatch.setattr(cuda_pipeline, "make_piece", changed)
+    pipe._run._launches = ((), [])
+    for stream, launch in zip(pipe._run._streams, pipe._run.launches([x]), strict=True):
+        with cuda_pipeline.cuda.on(stream):
+            launch.load()
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -104,18 +121,12 @@ def test_a_consumer_that_does_not_wait_is_seen(monkeypatch: pytest.MonkeyPatch) 
     """Negative control: without its prologue's wait the consumer reads what is not there yet."""
     pipe, x = two_stages(m=2000)
     with pipe:
-        pipe._run._arguments[1] = stage_arguments(pipe._run.workspace, 1, timeout_us=10**6, listen=False)
-        pipe._run._dry_run()  # compile before the producer is made late
+        _change_pieces(pipe, x, 1, monkeypatch, listen=False)
         _delay(pipe, 0, monkeypatch)
         poison(pipe)
         pipe(x)
         pipe.synchronize()
         assert pipe.y.isnan().any()
-
-
-def _mute(pipe) -> None:  # type: ignore[no-untyped-def]
-    """Make the producer compute and never publish."""
-    pipe._run._arguments[0] = stage_arguments(pipe._run.workspace, 0, timeout_us=10**6, announce=False)
 
 
 @pytest.mark.parametrize("kernel", ["persistent", "classical"])
@@ -129,18 +140,15 @@ def test_abort_names_who_waits_and_the_pipeline_goes_on(kernel: str, signalling:
     kernels = ["persistent", kernel, "persistent"]
     pipe, x = make(workload, Placement.parse("0:66,1,0:66"), kernel=kernels, signalling=signalling, timeout_s=0.2)
     with pipe:
-        honest = pipe._run._arguments[0]
-        _mute(pipe)
-        pipe._run._stage_launch(0, x)()  # compile before the consumers spin
-        torch.cuda.synchronize(0)
-        pipe._run.reset()
-        pipe(x)
+        with pytest.MonkeyPatch.context() as mute:
+            _change_pieces(pipe, x, 0, mute, announce=False)
+            pipe(x)
         with pytest.raises(PipelineAborted) as caught:
             pipe.synchronize()
         text = str(caught.value)
         assert "stage 1" in text and "layer0" in text and "tile" in text
         assert re.search(r"layer0's tiles had not been published: \d+", text)  # the missing producers by number
-        pipe._run._arguments[0] = honest
+        pipe._run._launches = ((), [])
         for _ in range(2):
             poison(pipe)
             pipe(x)

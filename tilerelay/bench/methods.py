@@ -28,17 +28,16 @@ PROCESS_SETS: dict[str, tuple[str, ...]] = {
         "tp-nccl-chunked",
         "weight-streaming",
         OURS,
+        "sharded",
+        "sharded-replicated",
         "hybrid-tp",
     ),
     TORCHRUN: (FLOOR, "tp-nccl", "tp-two-shot", "async-tp", "async-tp-gathered"),
 }
-NOT_YET = ("sharded", "sharded-replicated")
 NAMES = (
     *PROCESS_SETS[ONE_PROCESS][:7],
     *PROCESS_SETS[TORCHRUN][2:],
-    *PROCESS_SETS[ONE_PROCESS][7:9],
-    *NOT_YET,
-    "hybrid-tp",
+    *PROCESS_SETS[ONE_PROCESS][7:],
 )
 
 
@@ -46,13 +45,11 @@ def choose(names: Sequence[str]) -> dict[str, list[str]]:
     """Methods to measure by process set; none named: all that can run. The floor is always among them.
 
     Raises:
-        InvalidInput: an unknown method, or one that cannot run yet.
+        InvalidInput: an unknown method.
     """
     for name in names:
         if name not in NAMES:
             raise InvalidInput(f"unknown method {name!r}; choose from {', '.join(NAMES)}")
-        if name in NOT_YET:
-            raise InvalidInput(f"method {name} cannot run yet: stages cut over GPUs are planned, not built")
     wanted = set(names or NAMES) | {FLOOR}
     chosen = {ONE_PROCESS: [n for n in PROCESS_SETS[ONE_PROCESS] if n in wanted]}
     # tp-nccl and the floor alone need no second set.
@@ -74,6 +71,8 @@ _HOMES = {
     "tp-nccl-chunked": "tilerelay.baselines.tensor_parallel:TensorParallelChunked",
     "weight-streaming": "tilerelay.baselines.weight_streaming:WeightStreaming",
     OURS: "tilerelay.bench.own:Pipelined",
+    "sharded": "tilerelay.bench.own:Sharded",
+    "sharded-replicated": "tilerelay.bench.own:ShardedReplicated",
     "hybrid-tp": "tilerelay.baselines.hybrid_tp:HybridTensorParallel",
 }
 _RANK_HOMES = {

@@ -1,8 +1,8 @@
-"""The library's own method as the harness sees it: the pipelined placement, with both kinds of signalling."""
+"""The library's own methods as the harness sees them: pipelined with both signallings, sharded with two tile shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,13 +10,14 @@ import torch
 
 from tilerelay.baselines.cell import Cell
 from tilerelay.baselines.lanes import Lanes
-from tilerelay.baselines.method import Lives, Piece, Variant, layers_fill_gpus
+from tilerelay.baselines.method import Lives, Piece, Variant, layers_fill_gpus, refuse_unless, several_gpus
 from tilerelay.baselines.operands import Operands
 from tilerelay.graph.library import dense_chain
-from tilerelay.graph.placement import pipelined
+from tilerelay.graph.placement import pipelined, sharded
 from tilerelay.runtime.pipeline import Pipeline
 
 SIGNALLING = ("queue", "counter")
+TILES = ((128, 256), (128, 128))
 
 
 class Pipelined:
@@ -60,10 +61,63 @@ class Pipelined:
             raise
 
 
+class Sharded:
+    """Every layer cut by columns over all GPUs, one kernel per GPU, tiles exchanged as they are made."""
+
+    name = "sharded"
+    lives = Lives(x="every GPU", y="cut by columns", replicated="X and the layers' outputs between")
+    replicate = False
+
+    def __init__(self, make_pipeline: Callable[..., Any] = Pipeline) -> None:
+        self._make_pipeline = make_pipeline
+
+    def refusal(self, cell: Cell) -> str | None:
+        return refuse_unless(several_gpus(cell))
+
+    def variants(self, cell: Cell, operands: Operands, lanes: Lanes) -> list[Variant]:
+        return [
+            Variant(
+                label=f"tiles of {tile[0]} x {tile[1]}",
+                enqueue=lambda: None,
+                pieces=lambda: (),
+                launcher=partial(self._launch, cell, operands, tile),
+            )
+            for tile in TILES
+        ]
+
+    def _launch(self, cell: Cell, operands: Operands, tile: tuple[int, int], timing: str) -> PipelineLaunch:
+        gpus = range(cell.gpus)
+        placement = sharded(cell.widths[1:], gpus)
+        weights = [
+            [operands.weight(layer, part.device)[slice(*part.columns)] for part in parts if part.columns]
+            for layer, parts in enumerate(placement.stages)
+        ]
+        pipeline = self._make_pipeline(
+            dense_chain(cell.m, cell.widths, tile=tile),
+            weights=weights,
+            placement=placement,
+            replicate=self.replicate,
+            kernel="persistent",
+        )
+        try:
+            return PipelineLaunch(pipeline, [operands.x(gpu)[: cell.m] for gpu in gpus], timing)
+        except BaseException:
+            pipeline.close()
+            raise
+
+
+class ShardedReplicated(Sharded):
+    """As sharded, but every GPU gets all of Y."""
+
+    name = "sharded-replicated"
+    lives = Lives(x="every GPU", y="every GPU", replicated="X, Y and the layers' outputs between")
+    replicate = True
+
+
 class PipelineLaunch:
     """A pipeline and its CUDA graph; closes the pipeline with itself."""
 
-    def __init__(self, pipeline: Any, x: torch.Tensor, timing: str) -> None:
+    def __init__(self, pipeline: Any, x: torch.Tensor | Sequence[torch.Tensor], timing: str) -> None:
         self._pipeline = pipeline
         self._run: Callable[[], object] = pipeline.capture(x).replay if timing == "graph" else lambda: pipeline(x)
 
@@ -75,10 +129,14 @@ class PipelineLaunch:
         self._pipeline.synchronize()
 
     def pieces(self) -> list[Piece]:
-        return [Piece(self._pipeline.y)]
+        outputs, parts = self._pipeline.outputs, self._pipeline.placement.stages[-1]
+        cut = len(outputs) > 1 and not self._pipeline.replicate
+        return [
+            Piece(tensor, first_column=part.columns[0] if cut else 0) for tensor, part in zip(outputs, parts, strict=True)
+        ]
 
     def poison(self) -> list[torch.Tensor]:
-        return [*self._pipeline.intermediates, self._pipeline.y]
+        return [*self._pipeline.intermediates, *self._pipeline.outputs]
 
     def close(self) -> None:
         self._pipeline.close()

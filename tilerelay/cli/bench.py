@@ -28,7 +28,7 @@ def machine_facts(commit: str | None) -> dict[str, Any]:
 
 def bench(
     suite: Annotated[
-        str, typer.Option(help="paper-fig4, paper-fig5, paper-table1, paper-fig7, quick or all")
+        str, typer.Option(help="paper-fig4, paper-fig5, paper-table1, paper-fig7, latency, mlp, quick or all")
     ] = "quick",
     gpus: Annotated[str, typer.Option(help="only cells on these numbers of GPUs: 2 or 2,4")] = "",
     m: Annotated[str, typer.Option(help="only these batch sizes of the suite: 1024,4096")] = "",

@@ -98,7 +98,7 @@ class Workload:
 L2_PANELS = 8  # row panels that share weight tiles in L2 when nobody waits for the first panels
 
 
-def with_orders(workload: Workload, tiles_in_flight: Sequence[int]) -> Workload:
+def with_orders(workload: Workload, tiles_in_flight: Sequence[int], least_panels: Sequence[int] = ()) -> Workload:
     """The workload with a tile order for every stage that has none.
 
     Panels that are in flight together complete together, so within them the order is free and goes column by column:
@@ -106,13 +106,15 @@ def with_orders(workload: Workload, tiles_in_flight: Sequence[int]) -> Workload:
 
     Args:
         tiles_in_flight: for each stage, how many tiles its device computes at once.
+        least_panels: for each stage, panels to take together even where they complete one after the other.
     """
     linked = {i for edge in workload.edges for i in (edge.producer, edge.consumer)}
 
     def ordered(index: int, stage: Stage) -> Stage:
         if stage.order is not None:
             return stage
-        together = max(1, tiles_in_flight[index] // stage.grid.cols) if index in linked else L2_PANELS
+        least = least_panels[index] if least_panels else 1
+        together = max(least, tiles_in_flight[index] // stage.grid.cols) if index in linked else L2_PANELS
         return replace(stage, order=grouped_order(stage.grid, together))
 
     return replace(workload, stages=tuple(ordered(i, stage) for i, stage in enumerate(workload.stages)))

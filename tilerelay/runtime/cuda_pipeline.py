@@ -84,6 +84,7 @@ class CudaPipeline:
         self._launches: tuple[tuple[int, ...], list[Launch]] = ((), [])
         self._fork = cuda.Fork(list(streams.values()), self.homes[0])
         self._done: deque[torch.cuda.Event] = deque()
+        self._last_caller: torch.cuda.Stream | None = None
         self._spare = [torch.cuda.Event() for _ in range(OUTSTANDING_RUNS)]
         self.reset()
         self._dry_run()
@@ -92,7 +93,8 @@ class CudaPipeline:
         """The parts that follow each other on a device: one kernel walks over all neighbours that have the same one."""
         kernels: list[tuple[int, ...]] = []
         for part in program:
-            if kernels and self._configs[kernels[-1][0]] == self._configs[part] and self._configs[part].kind == "persistent":
+            same = bool(kernels) and self._configs[kernels[-1][0]] == self._configs[part]
+            if same and self._configs[part].kind == "persistent":
                 kernels[-1] = (*kernels[-1], part)
             else:
                 kernels.append((part,))
@@ -165,7 +167,8 @@ class CudaPipeline:
         """Keep the host's idea of the epoch, and of how many runs are outstanding, in step."""
         self.epoch += 1
         event = self._spare.pop()
-        event.record(torch.cuda.current_stream(self.homes[0]))
+        self._last_caller = torch.cuda.current_stream(self.homes[0])
+        event.record(self._last_caller)
         self._done.append(event)
 
     def order_run(self) -> None:
@@ -173,8 +176,9 @@ class CudaPipeline:
         if not self._spare:
             self._done[0].synchronize()
             self._spare.append(self._done.popleft())
-        if self._done:
-            torch.cuda.current_stream(self.homes[0]).wait_event(self._done[-1])
+        caller = torch.cuda.current_stream(self.homes[0])
+        if self._last_caller is not None and caller != self._last_caller:
+            caller.wait_event(self._done[-1])
 
     def capture(self, x: Sequence[torch.Tensor]) -> CudaGraphRun:
         """One CUDA graph over all devices that runs the pipeline on x's storage."""

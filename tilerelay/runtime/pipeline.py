@@ -22,6 +22,8 @@ from tilerelay.runtime.oracle import TORCH_DTYPES, LayerByLayer, whole_rows
 from tilerelay.runtime.virtual import VirtualPipeline
 
 BACKENDS = ("cuda", "cpu")
+# A cut stage's panels are read long after they are made: it can afford to re-use weight tiles over some of them.
+CUT_PANELS = 4
 LONGEST_WAIT_S = 2000  # microseconds in an int32
 DESCRIPTOR_BYTES = 16  # a tensor descriptor's row stride must be a multiple of this
 
@@ -96,7 +98,9 @@ class Pipeline:
         if backend == "cuda":
             check_machine(self.placement.devices)
         self._cut = cut(workload, self.placement)
-        self._cut = replace(self._cut, workload=with_orders(self._cut.workload, self._tiles_in_flight()))
+        least_panels = [CUT_PANELS if parts[0].columns else 1 for parts in self._cut.placement.stages]
+        ordered = with_orders(self._cut.workload, self._tiles_in_flight(), least_panels)
+        self._cut = replace(self._cut, workload=ordered)
         layout = ProtocolLayout(self._cut.workload, self._cut.placement, self.signalling)
         layout.check_kernels_can()
         limit = shared_memory_limit(self.placement.devices[0]) if backend == "cuda" else HOPPER_SHARED_BYTES
