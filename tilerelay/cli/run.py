@@ -14,8 +14,9 @@ from rich.table import Table
 
 from tilerelay.cli.progress import track
 from tilerelay.errors import InvalidInput
+from tilerelay.graph.choice import choose
 from tilerelay.graph.library import gemm_chain
-from tilerelay.graph.placement import Placement, pipelined, shared
+from tilerelay.graph.placement import Placement, pipelined, sharded, shared
 from tilerelay.graph.workload import Workload
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ def run(
     placement: Annotated[
         str,
         typer.Option(
-            help="pipelined (a layer per device, or equal SM shares), or a device per layer: 0:66,0:66,1:66,1:66"
+            help="pipelined (a layer per device, or equal SM shares), sharded (every layer cut over all devices), "
+            "auto, or a device per layer: 0:66,0:66,1:66,1:66"
         ),
     ] = "pipelined",
-    signalling: Annotated[str, typer.Option(help="queue or counter")] = "queue",
+    replicate: Annotated[bool, typer.Option(help="sharded: the whole output on every device")] = False,
+    signalling: Annotated[str, typer.Option(help="queue or counter; default: queue, sharded: counter")] = "",
     kernel: Annotated[str, typer.Option(help="persistent or classical; default: persistent on GPUs")] = "",
     dependencies: Annotated[str, typer.Option(help="grouped (a counter per row panel) or per-tile")] = "grouped",
     backend: Annotated[
@@ -68,46 +71,40 @@ def run(
         raise InvalidInput(f"unknown dependencies {dependencies!r}; choose grouped or per-tile")
     size = {key: SIZES[backend][key] if value is None else value for key, value in (("m", m), ("n", n), ("k", k))}
     kernel = kernel or ("persistent" if backend == "cuda" else "classical")
-    workload = gemm_chain(layers, **size, dtype=dtype, tile=_tile(backend, kernel), grouped=dependencies == "grouped")
-    placed = _placement(placement, devices, layers, backend)
-    record = measure(
-        workload,
-        placed,
-        backend=backend,
-        signalling=signalling,
-        kernel=kernel,
-        graph=graph,
-        repeat=repeat,
-        timeout_s=timeout,
-    )
-    record |= {"layers": layers, "dependencies": dependencies, **size}
+    placed, tile, why = _place(placement, devices, layers, size, backend, kernel)
+    workload = gemm_chain(layers, **size, dtype=dtype, tile=tile, grouped=dependencies == "grouped")
+    options = {"signalling": signalling or None, "kernel": kernel, "timeout_s": timeout, "replicate": replicate}
+    record = measure(workload, placed, backend=backend, graph=graph, repeat=repeat, **options)
+    record |= {"layers": layers, "dependencies": dependencies, **size} | ({"choice": why} if why else {})
     if as_json:
         print(json.dumps(record))
     else:
         _print(record)
 
 
-def _tile(backend: str, kernel: str) -> tuple[int, int]:
+def _place(
+    text: str, devices: str, layers: int, size: dict[str, int], backend: str, kernel: str
+) -> tuple[Placement, tuple[int, int], str | None]:
+    """Placement, tile shape, and for `auto` the reason."""
     from tilerelay.kernels.config import DEFAULT_TILE
 
-    return VIRTUAL_TILE if backend == "cpu" else DEFAULT_TILE.get(kernel, (128, 256))
-
-
-def _placement(text: str, devices: str, layers: int, backend: str) -> Placement:
-    if text != "pipelined":
+    tile = VIRTUAL_TILE if backend == "cpu" else DEFAULT_TILE.get(kernel, (128, 256))
+    if text not in ("pipelined", "sharded", "auto"):
         if devices:
-            raise InvalidInput("--devices goes with --placement pipelined; a placement names its devices itself")
-        return Placement.parse(text)
+            raise InvalidInput("--devices goes with a placement's kind; a placement names its devices itself")
+        return Placement.parse(text), tile, None
     chosen = _device_list(devices, layers, backend)
+    widths = [size["k"]] + [size["n"]] * layers
+    if text == "sharded":
+        return sharded(widths[1:], chosen), tile, None
+    if text == "auto":
+        choice = choose(size["m"], widths, chosen)
+        return choice.placement, tile if backend == "cpu" else choice.tile, str(choice)
     if backend == "cpu" or len(chosen) >= layers:
-        return pipelined(chosen[:layers] if len(chosen) >= layers else chosen)
-    import torch
-
+        return pipelined(chosen[:layers] if len(chosen) >= layers else chosen), tile, None
     from tilerelay.runtime.cuda import check_machine
 
-    check_machine(chosen)
-    sms = min(torch.cuda.get_device_properties(d).multi_processor_count for d in chosen)
-    return shared(layers, chosen, sms)
+    return shared(layers, chosen, min(check_machine(chosen).values())), tile, None
 
 
 def _device_list(devices: str, layers: int, backend: str) -> list[int]:
@@ -124,17 +121,12 @@ def _device_list(devices: str, layers: int, backend: str) -> list[int]:
 
 
 def measure(
-    workload: Workload,
-    placement: Placement,
-    *,
-    backend: str,
-    signalling: str,
-    kernel: str,
-    graph: bool,
-    repeat: int,
-    timeout_s: float,
+    workload: Workload, placement: Placement, *, backend: str, graph: bool, repeat: int, **options: Any
 ) -> dict[str, Any]:
     """Build the pipeline on random data, compare it with the oracle and with fp32, and time it.
+
+    Args:
+        options: of the pipeline.
 
     Returns:
         What ran, whether it was right, and how long it took (see `tilerelay run --json`).
@@ -144,6 +136,7 @@ def measure(
     """
     import torch
 
+    from tilerelay.runtime.cuda import check_machine
     from tilerelay.runtime.oracle import TORCH_DTYPES
     from tilerelay.runtime.pipeline import Pipeline
 
@@ -151,45 +144,44 @@ def measure(
         raise InvalidInput(
             f"{len(placement.stages)} devices for {len(workload.stages)} layers; give one for each, or SM shares"
         )
+    if backend == "cuda":
+        check_machine(placement.devices)
     torch.manual_seed(0)
     dtype = TORCH_DTYPES[workload.dtype]
-    where = ["cpu" if backend == "cpu" else f"cuda:{placement.device_of(i)}" for i in range(len(workload.stages))]
-    if backend == "cuda":
-        from tilerelay.runtime.cuda import check_machine
-
-        check_machine(placement.devices)
+    homes = [parts[0].device for parts in placement.stages]
+    where = ["cpu" if backend == "cpu" else f"cuda:{home}" for home in homes]
     weights = [
         (torch.randn(s.grid.n, s.k, device=d) / s.k**0.5).to(dtype) for s, d in zip(workload.stages, where, strict=True)
     ]
-    x = torch.randn(workload.stages[0].grid.m, workload.stages[0].k, device=where[0]).to(dtype)
-    with Pipeline(
-        workload,
-        weights,
-        placement=placement,
-        signalling=signalling,
-        kernel=kernel,
-        backend=backend,
-        timeout_s=timeout_s,
-    ) as pipe:
-        y = _poisoned_run(pipe, x)
+    first = workload.stages[0]
+    x = torch.randn(first.grid.m, first.k, device=where[0]).to(dtype)
+    inputs = [x if backend == "cpu" else x.to(f"cuda:{part.device}") for part in placement.stages[0]]
+    with Pipeline(workload, weights, placement=placement, backend=backend, **options) as pipe:
+        y = _poisoned_run(pipe, inputs)
         record: dict[str, Any] = pipe.describe() | {"dtype": workload.dtype, "tiles": workload.tiles}
-        record["bit_equal"] = bool(torch.equal(pipe.oracle(x)[-1].to(y.device), y))
-        record["max_rel_err_fp32"] = _relative_error(y, x, weights)
+        expected = pipe.oracle(x)[-1]
+        record["bit_equal"] = all(bool(torch.equal(expected, whole)) for whole in y)
+        record["max_rel_err_fp32"] = _relative_error(y[0], x, weights)
         record["timing"] = "wall clock" if backend == "cpu" else ("CUDA graph" if graph else "eager launches")
-        times = [_time_us(pipe, x, call) for call in track(_calls(pipe, x, graph, repeat), repeat, "timing")]
+        times = [_time_us(pipe, call) for call in track(_calls(pipe, inputs, graph, repeat), repeat, "timing")]
     record["latency_us"] = {"median": statistics.median(times), "min": min(times), "max": max(times)}
     record["repeats"] = repeat
     return record
 
 
-def _poisoned_run(pipe: Pipeline, x: torch.Tensor) -> torch.Tensor:
-    """One run after filling all outputs with NaN, so that nothing left unwritten goes unseen."""
-    for tensor in (*pipe.intermediates, pipe.y):
+def _poisoned_run(pipe: Pipeline, x: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Every whole output [M, N] of a run, on x's device, after all outputs were filled with NaN: nothing unwritten goes
+    unseen. One where the output is cut by columns."""
+    import torch
+
+    for tensor in (*pipe.intermediates, *pipe.outputs):
         tensor.fill_(float("nan"))
     pipe.synchronize()
-    y = pipe(x)
+    pipe(x)
     pipe.synchronize()
-    return y.clone()
+    outputs = [tensor.to(x[0].device) for tensor in pipe.outputs]
+    whole = pipe.replicate or len(outputs) == 1
+    return outputs if whole else [torch.cat(outputs, dim=1)]
 
 
 def _relative_error(y: torch.Tensor, x: torch.Tensor, weights: list[torch.Tensor]) -> float:
@@ -197,23 +189,23 @@ def _relative_error(y: torch.Tensor, x: torch.Tensor, weights: list[torch.Tensor
     r = x.float()
     for weight in weights:
         r = r @ weight.to(r.device).float().T
-    return float((y.to(r.device).float() - r).abs().max() / r.abs().max())
+    return float((y.float() - r).abs().max() / r.abs().max())
 
 
-def _calls(pipe: Pipeline, x: torch.Tensor, graph: bool, repeat: int) -> list[Callable[[], object]]:
+def _calls(pipe: Pipeline, x: list[torch.Tensor], graph: bool, repeat: int) -> list[Callable[[], object]]:
     if pipe.backend == "cpu" or not graph:
         return [lambda: pipe(x)] * repeat
     return [pipe.capture(x).replay] * repeat
 
 
-def _time_us(pipe: Pipeline, x: torch.Tensor, call: Callable[[], object]) -> float:
+def _time_us(pipe: Pipeline, call: Callable[[], object]) -> float:
     import torch
 
     if pipe.backend == "cpu":
         began = time.perf_counter()
         call()
         return (time.perf_counter() - began) * 1e6
-    with torch.cuda.device(x.device):
+    with torch.cuda.device(pipe.placement.devices[0]):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         pipe.synchronize()
         begin.record()

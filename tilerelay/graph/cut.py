@@ -55,9 +55,9 @@ def cut(workload: Workload, placement: Placement) -> CutWorkload:
     columns = tuple(cuts[s][p] for s, p in origin)
     parts_of = [[i for i, (s, _) in enumerate(origin) if s == stage] for stage in range(len(workload.stages))]
     stages = []
-    for (s, p), (first, end) in zip(origin, columns, strict=True):
-        stage, parts = workload.stages[s], placement.stages[s]
-        if len(parts) == 1:
+    for (s, _), (first, end) in zip(origin, columns, strict=True):
+        stage = workload.stages[s]
+        if len(parts_of[s]) == 1:
             stages.append(stage)
         else:
             if stage.order is not None:
@@ -80,8 +80,8 @@ def cut(workload: Workload, placement: Placement) -> CutWorkload:
             for p in producers
         ]
     placed = Placement(tuple((placement.stages[s][p],) for s, p in origin))
-    parts = replace(workload, stages=tuple(stages), edges=tuple(edges))
-    return CutWorkload(workload, parts, placed, origin, columns, _programs(placed))
+    in_parts = replace(workload, stages=tuple(stages), edges=tuple(edges))
+    return CutWorkload(workload, in_parts, placed, origin, columns, _programs(placed))
 
 
 def _columns(grid: TileGrid, stage: int, parts: tuple[Part, ...]) -> list[tuple[int, int]]:
