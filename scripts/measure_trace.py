@@ -3,7 +3,8 @@
 python scripts/measure_trace.py --commit COMMIT --out DIR
 
 writes to DIR: overhead.json and overhead.md (the analysis of the paper's section III.C), trace.json (open it in the
-Perfetto UI), trace.html (open it in a browser) and trace-slice.json (the first row panels of trace.json).
+Perfetto UI), trace.html and trace-sharded.html (open them in a browser) and trace-slice.json (the first row panels of
+trace.json).
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ import torch
 
 from tilerelay.errors import TilerelayError
 from tilerelay.graph.library import gemm_chain
-from tilerelay.graph.placement import Placement, pipelined, shared
+from tilerelay.graph.placement import Placement, pipelined, sharded, shared
 from tilerelay.graph.tiling import TileGrid, grouped_order, row_panel_order
 from tilerelay.graph.workload import Workload, with_orders
 from tilerelay.kernels.config import DEFAULT_TILE, KERNELS, configure
-from tilerelay.kernels.protocol import ORDER, PUSH, QUEUE, SILENT
 from tilerelay.runtime import cuda
 from tilerelay.runtime.pipeline import Pipeline
 from tilerelay.runtime.protocol_cost import ProducerAlone, captured, interleaved, resources
@@ -34,7 +34,7 @@ from tilerelay.runtime.tracing import trace_run
 from tilerelay.trace import chrome, html
 from tilerelay.trace.events import DEVICE, OBTAINED, PUBLISHED, STAGE, Trace
 from tilerelay.trace.overhead import overhead
-from tilerelay.trace.overhead_report import ORDERS, OWN_ORDER, markdown
+from tilerelay.trace.overhead_report import ORDERS, OWN_ORDER, PROTOCOLS, markdown
 
 DEVICES = (0, 1)
 SLICE_ROWS = 6  # tile rows in the slice
@@ -79,9 +79,8 @@ class Measurement:
             self.report["quantities"].append({**where, "name": name, **quantity.to_json()})
 
     def resources(self, kernel: str) -> None:
-        variants = {"none": (ORDER, SILENT), "producer": (ORDER, PUSH), "consumer": (QUEUE, SILENT)}
-        for protocol, (source, signal) in variants.items():
-            found = resources(configure(kernel, DEFAULT_TILE[kernel]), source.value, signal.value)
+        for protocol in PROTOCOLS:
+            found = resources(configure(kernel, DEFAULT_TILE[kernel]), protocol)
             if found:
                 self.report["resources"].append({"kernel": kernel, "protocol": protocol, **found})
 
@@ -163,6 +162,17 @@ class Measurement:
                 trace = trace_run(pipe, self.x)
             self.note(trace, run="shares", kernel="persistent", order=order, destination="local")
 
+    def sharded(self) -> Trace:
+        """Both stages cut over both GPUs, one kernel on each."""
+        placement = sharded([self.n, self.n], DEVICES)
+        weights = self.weights[DEVICES[0]]
+        with Pipeline(
+            self.workload("persistent", OWN_ORDER), weights, placement=placement, trace=True, timeout_s=TIMEOUT_S
+        ) as pipe:
+            trace = trace_run(pipe, self.x)
+        self.note(trace, run="sharded", kernel="persistent", order=OWN_ORDER, destination="both")
+        return trace
+
 
 def say(text: str) -> None:
     print(text, flush=True)
@@ -187,11 +197,15 @@ def measure(given: argparse.Namespace) -> Mapping[str, Any]:
             done(f"{kernel}: pipelined, {order} order")
     work.shares()
     done("persistent: on shares of one GPU")
+    cut = work.sharded()
+    done("persistent: sharded")
     assert kept is not None
     given.out.mkdir(parents=True, exist_ok=True)
     chrome.write(kept, given.out / "trace.json")
     chrome.write(kept.rows(0, SLICE_ROWS), given.out / "trace-slice.json")
-    html.write(kept, given.out / "trace.html", f"Two GEMMs {given.m} x {given.n} x {given.k} on two GPUs, every tile")
+    what = f"Two GEMMs {given.m} x {given.n} x {given.k} on two GPUs, every tile"
+    html.write(kept, given.out / "trace.html", what)
+    html.write(cut, given.out / "trace-sharded.html", f"{what}: stages cut by columns")
     (given.out / "overhead.json").write_text(json.dumps(work.report, indent=1) + "\n")
     (given.out / "overhead.md").write_text(markdown(work.report))
     done(f"written to {given.out}: {len(kept)} tiles of {len(set(kept.keys[:, DEVICE].tolist()))} GPUs")
@@ -199,20 +213,18 @@ def measure(given: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def short_table(report: Mapping[str, Any]) -> list[str]:
-    """The medians of the pipelined runs, a line each."""
-    lines = [
-        f"{'kernel':<11} {'run':<10} {'to':<6} {'order':<13} {'what':<6} {'p05':>8} {'median':>8} {'p95':>8} hidden"
-    ]
+    """What is worth a look at once: the runs in the pipeline's own order, a line each."""
+    row = "{:<11} {:<10} {:<6} {:<6} {:>8} {:>8} {:>8} {:>7}"
+    lines = [row.format("kernel", "run", "to", "what", "p05", "median", "p95", "hidden")]
     for q in report["quantities"]:
-        values = " ".join("       -" if q[p] is None else f"{q[p]:8.2f}" for p in ("p05", "median", "p95"))
-        hidden = "-" if q["hidden"] is None else f"{100 * q['hidden']:.0f} %"
+        values = ("-" if q[p] is None else f"{q[p]:.2f}" for p in ("p05", "median", "p95"))
+        hidden = "-" if q["hidden"] is None else f"{100 * q['hidden']:.1f} %"
         if q["order"] == OWN_ORDER:
-            lines.append(f"{q['kernel']:<11} {q['run']:<10} {q['destination']:<6} {q['order']:<13} {q['name']:<6} {values} {hidden}")  # fmt: skip
+            lines.append(row.format(q["kernel"], q["run"], q["destination"], q["name"], *values, hidden))
     for a in report["alone"]:
         if a["order"] == OWN_ORDER:
-            lines.append(
-                f"{a['kernel']}: alone, {a['destination']}, protocol {a['protocol']}: {a['us']['median']:.0f} us"
-            )
+            what = "with protocol" if a["protocol"] else "no protocol"
+            lines.append(f"{a['kernel']}: alone, {a['destination']}, {what}: {a['us']['median']:.0f} us")
     for run in report["pipelined"]:
         lines.append(
             f"{run['kernel']}, {run['order']}: producer ends at {run['producer_end_us']:.0f} us, consumer at "

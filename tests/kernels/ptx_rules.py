@@ -2,50 +2,91 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
 from tests.kernels.ptx import Instruction, Program, Test
-from tilerelay.kernels.gemm_classical import UNSPECIALISED
-from tilerelay.kernels.protocol import COUNT, ORDER, PUSH, SILENT, Control, Inbox, Outbox
+from tilerelay.kernels.entry import UNSPECIALISED
+from tilerelay.kernels.protocol import COUNT, ORDER, PUSH, SILENT, Control, Hooks, Inbox, Outbox
 
 _ACCESSES = ("ld.", "st.", "atom.", "red.")
 _DESCRIPTOR = ("", ".rows", ".cols", ".row_stride", ".col_stride")
 
 
-def parameter_names(stamps: bool) -> list[str]:
-    """Names of a kernel's PTX parameters, in order."""
-    tensors = [f"{tensor}{part}" for tensor in ("a_desc", "b_desc", "c_desc") for part in _DESCRIPTOR]
-    words = [f"{t.__name__.lower()}.{name}" for t in (Control, Inbox, Outbox) for name in t._fields]
-    if not stamps:
-        words.remove("control.stamps")
-    return [*tensors, "bias", *words, *UNSPECIALISED, "scratch", "profile"]
+def parameter_names(segments: Sequence[Hooks], *, stamps: bool = False, bias: bool = False) -> list[str]:
+    """Names of a kernel's PTX parameters, in order: descriptors, what the segments hold, integers, Triton's own.
+
+    A segment's begin with its number: `0.a`, `0.c1` (a copy), `0.control.epoch`, `0.outbox1.scoreboard` (a reader).
+    """
+
+    def descriptors(s: int, hooks: Hooks) -> Iterator[str]:
+        for tensor in ("a", "b", *(f"c{copy}" for copy in range(hooks.copies))):
+            yield from (f"{s}.{tensor}{part}" for part in _DESCRIPTOR)
+
+    def words(s: int, hooks: Hooks) -> Iterator[str]:
+        yield from (f"{s}.control.{name}" for name in Control._fields if stamps or name != "stamps")
+        yield from (f"{s}.inbox.{name}" for name in Inbox._fields)
+        for reader in range(hooks.readers):
+            yield from (f"{s}.outbox{reader}.{name}" for name in Outbox._fields)
+        yield from [f"{s}.bias"] if bias else []
+
+    numbered = list(enumerate(segments))
+    names = [name for make in (descriptors, words) for s, hooks in numbered for name in make(s, hooks)]
+    return [*names, *UNSPECIALISED, "scratch", "profile"]
 
 
-def broken_rules(ptx: str, *, kind: str, source: int, signal: int, stamps: bool = False) -> list[str]:
+def broken_rules(
+    ptx: str, *, kind: str, segments: Sequence[Hooks], stamps: bool = False, bias: bool = False
+) -> list[str]:
     """What is wrong with a kernel's code, a line each that begins with the number of the rule; empty when all hold."""
-    names = parameter_names(stamps)
+    names = parameter_names(segments, stamps=stamps, bias=bias)
     program = Program(ptx, names)
-    rules = _Rules(program, cta_wide=kind == "classical")
-    if found := rules.parameters(names):
+    if found := wrong_parameters(program, names):
         return found  # no address can be told without the right names
-    return [
-        *rules.stores_complete(signal),
-        *rules.publishing(signal),
-        *rules.waiting(source),
-        *rules.epoch(source, signal),
-        *rules.bounded_waits(source),
-        *rules.normal_exit(),
-    ]
+    found = [line for s, hooks in enumerate(segments) for line in _Rules(program, kind, s, hooks).broken()]
+    if not stamps and all(hooks.source == ORDER.value for hooks in segments):
+        found += [f"rule 7: `{i}` where nothing waits" for i in program.where(lambda i: "%globaltimer" in i.operands)]
+    return found
+
+
+def wrong_parameters(program: Program, names: list[str]) -> list[str]:
+    """Rule 6: integers are plain i32, none was folded into the code."""
+    types = [t for t, _ in program.parameters]
+    if len(types) != len(names):
+        return [f"rule 6: {len(types)} parameters for {len(names)} arguments: one was made a constant"]
+    wanted = dict.fromkeys(UNSPECIALISED, ".u32")
+    wrong = [name for name, t in zip(names, types, strict=True) if wanted.get(name, t) != t]
+    return [f"rule 6: {name} is no plain integer" for name in wrong]
 
 
 class _Rules:
-    """Args: cta_wide: all warps of the CTA take part in a role, so that only a barrier of the CTA joins them."""
+    """The rules for one segment of a kernel.
 
-    def __init__(self, program: Program, cta_wide: bool) -> None:
-        self.program = program
-        self._barriers = ("bar.sync", "barrier.sync") if cta_wide else ("bar.sync", "barrier.sync", "bar.warp.sync")
+    All warps of a classical CTA take part in a role, so that only a barrier of the CTA joins them.
+    """
+
+    def __init__(self, program: Program, kind: str, segment: int, hooks: Hooks) -> None:
+        self.program, self.segment, self.hooks = program, segment, hooks
+        self.source, self.signal = hooks.source, hooks.signal
+        self._barriers = ("bar.sync", "barrier.sync") + (() if kind == "classical" else ("bar.warp.sync",))
+
+    def broken(self) -> list[str]:
+        return [
+            f"{line} (segment {self.segment})"
+            for rule in (
+                self.stores_complete, self.publishing, self.waiting, self.memory_words, self.bounded_waits,
+                self.normal_exit,
+            )
+            for line in rule()
+        ]  # fmt: skip
 
     # What an instruction is. A predicate only hides those that order others: see Program.unordered.
 
     def bulk_store(self, i: Instruction) -> bool:
+        """A store of this segment's tiles."""
+        return self.any_bulk_store(i) and self.program.memory(i).startswith(f"{self.segment}.c")
+
+    def any_bulk_store(self, i: Instruction) -> bool:
         return i.opcode.startswith("cp.async.bulk.tensor") and ".global.shared::cta" in i.opcode
 
     def bulk_load(self, i: Instruction) -> bool:
@@ -63,19 +104,30 @@ class _Rules:
     def proxy_fence(self, i: Instruction) -> bool:
         return i.opcode == "fence.proxy.async"
 
-    def access(self, *memory: str, opcode: str = "") -> Test:
-        """Any access of the memory that these parameters point at."""
+    def access(self, *memory: str, opcode: str = "", loaded: bool = False) -> Test:
+        """Any access of the memory that these parameters of the segment point at, or whose address is loaded there."""
         opcodes = tuple(opcode.split()) if opcode else _ACCESSES
         elsewhere = {"param", "shared"}
+        names = {f"{'*' if loaded else ''}{self.segment}.{name}" for name in memory}
         return lambda i: (
             i.opcode.startswith(opcodes)
             and not elsewhere & set(i.opcode.split("."))
-            and self.program.memory(i) in memory
+            and self.program.memory(i) in names
         )
+
+    def used(self, what: str) -> list[Instruction]:
+        """Accesses of anything in the segment's inbox or outboxes."""
+        prefix = f"{self.segment}.{what}"
+        return self.program.where(
+            lambda i: i.opcode.startswith(_ACCESSES) and self.program.memory(i).startswith(prefix)
+        )
+
+    def to_readers(self, *names: str) -> list[str]:
+        return [f"outbox{reader}.{name}" for reader in range(self.hooks.readers) for name in names]
 
     @property
     def publish(self) -> Test:
-        return self.access("outbox.scoreboard", "outbox.ring", "outbox.wake", opcode="st. atom. red.")
+        return self.access(*self.to_readers("scoreboard", "ring", "wake"), opcode="st. atom. red.")
 
     @property
     def poll(self) -> Test:
@@ -89,61 +141,55 @@ class _Rules:
             for first, last, done in self.program.unordered(start, sequence, end)
         ]
 
-    def parameters(self, names: list[str]) -> list[str]:
-        """Rule 6: integers are plain i32 (the deadline i64), none was folded into the code."""
-        types = [t for t, _ in self.program.parameters]
-        if len(types) != len(names):
-            return [f"rule 6: {len(types)} parameters for {len(names)} arguments: one was made a constant"]
-        wanted = dict.fromkeys(UNSPECIALISED, ".u32")
-        wrong = [name for name, t in zip(names, types, strict=True) if wanted.get(name, t) != t]
-        return [f"rule 6: {name} is no plain integer" for name in wrong]
-
-    def stores_complete(self, signal: int) -> list[str]:
-        """Rule 1: a full wait between a bulk store and the next publish, and before the CTA counts itself out."""
-        found = [] if self.program.where(self.bulk_store) else ["rule 1: no bulk store was recognised"]
-        if signal != SILENT.value:
+    def stores_complete(self) -> list[str]:
+        """Rule 1: every copy is stored, and a full wait is between each of these bulk stores and the next publish."""
+        stores = Counter(self.program.memory(i) for i in self.program.where(self.bulk_store))
+        copies = [stores[f"{self.segment}.c{copy}"] for copy in range(self.hooks.copies)]
+        found = [] if min(copies) == max(copies) > 0 else [f"rule 1: its copies are stored {copies} times"]
+        if self.signal != SILENT.value:
             what = "published before its store is complete"
             found += self._paths("rule 1", what, self.bulk_store, [self.full_wait], self.publish)
         return found
 
-    def publishing(self, signal: int) -> list[str]:
+    def publishing(self) -> list[str]:
         """Rules 2 and 3: wait, barrier, one fence for the tile, then atomics of the right order and scope."""
         program, publish = self.program, self.publish
         published = program.where(publish)
-        if signal == SILENT.value:
-            used = program.where(lambda i: i.opcode.startswith(_ACCESSES) and program.memory(i).startswith("outbox."))
-            return [f"rule 3: a silent kernel has `{i}`" for i in used]
+        if self.signal == SILENT.value:
+            return [f"rule 3: a silent kernel has `{i}`" for i in self.used("outbox")]
         found = [] if published else ["rule 3: nothing is published"]
         ordering = [self.full_wait, self.barrier, self.system_fence]
         found += self._paths("rule 2", "no barrier after the full wait", self.bulk_store, ordering[:2], publish)
         found += self._paths("rule 3", "no fence after the barrier", self.bulk_store, ordering, publish)
         for fence in program.where(self.system_fence):
-            reached = {program.instructions[n] for n in program.after(fence, stop=self.bulk_store)}
+            reached = {program.instructions[n] for n in program.after(fence, stop=self.any_bulk_store)}
             if any(map(publish, reached)) and any(map(self.system_fence, reached)):
                 found.append(f"rule 3: more than one fence for a tile after `{fence}`")
-        wanted = {"outbox.scoreboard": ("relaxed", "sys", "add")}
-        if signal == PUSH.value:
-            release = ("release", "sys", "exch")
-            wanted = {"outbox.scoreboard": ("acq_rel", "gpu", "add"), "outbox.ring": release, "outbox.wake": release}
-            count = self.access("outbox.scoreboard", opcode="atom.")
-            push = self.access("outbox.ring")
+        wanted = dict.fromkeys(self.to_readers("scoreboard"), ("relaxed", "sys", "add"))
+        if self.signal == PUSH.value:
+            wanted = dict.fromkeys(self.to_readers("scoreboard"), ("acq_rel", "gpu", "add"))
+            wanted |= dict.fromkeys(self.to_readers("ring", "wake"), ("release", "sys", "exch"))
+            count = self.access(*self.to_readers("scoreboard"), opcode="atom.")
+            push = self.access(*self.to_readers("ring"))
             for fence in program.where(self.system_fence):
                 early = [program.instructions[n] for n in program.after(fence, stop=count)]
                 found += [f"rule 3: `{i}` can come before the count of its group" for i in early if push(i)]
+        missing = set(wanted)
         for i in published:
-            modifiers = wanted.pop(program.memory(i), None) if signal == COUNT.value else wanted.get(program.memory(i))
+            name = program.memory(i).split(".", 1)[1]
+            once = self.signal == COUNT.value and name not in missing
+            modifiers = None if once else wanted.get(name)
+            missing.discard(name)
             given = set(i.opcode.split("."))
             if not modifiers or not given & {"atom", "red"} or not set(modifiers) <= given:
                 found.append(f"rule 3: `{i}` should be {modifiers or 'left out'}")
-        missing = set(wanted) - {program.memory(i) for i in published} if signal == PUSH.value else wanted
-        return found + [f"rule 3: nothing is published to {name}" for name in missing]
+        return found + [f"rule 3: nothing is published to {name}" for name in sorted(missing)]
 
-    def waiting(self, source: int) -> list[str]:
+    def waiting(self) -> list[str]:
         """Rule 4: acquire loads at system scope; barrier and full proxy fence between them and the next bulk load."""
         program, polls = self.program, self.program.where(self.poll)
-        if source == ORDER.value:
-            used = program.where(lambda i: i.opcode.startswith(_ACCESSES) and program.memory(i).startswith("inbox."))
-            return [f"rule 4: a kernel that waits for nothing has `{i}`" for i in used]
+        if self.source == ORDER.value:
+            return [f"rule 4: a kernel that waits for nothing has `{i}`" for i in self.used("inbox")]
         found = [] if polls else ["rule 4: no acquire load polls"]
         wanted = {"ld", "acquire", "sys"}
         found += [f"rule 4: `{i}` is no acquire load.sys" for i in polls if not wanted <= set(i.opcode.split("."))]
@@ -154,28 +200,35 @@ class _Rules:
         found += [f"rule 4: no bulk load comes after `{i}` in its role" for i in polls if not loads & program.after(i)]
         return found
 
-    def epoch(self, source: int, signal: int) -> list[str]:
-        """Rule 6: the epoch is loaded from memory in each role that uses it, before anything of the protocol."""
-        loads = self.program.where(self.access("control.epoch", opcode="ld."))
-        found = [] if loads else ["rule 6: the epoch is not loaded from memory"]
-        uses = [self.poll] if source != ORDER.value else []
-        uses += [self.publish] if signal != SILENT.value else []
-        for start in self.program.roles or [0]:
-            early = [self.program.instructions[n] for n in self.program.reached([start], stop=lambda i: i in loads)]
-            found += [f"rule 6: `{i}` before the epoch is loaded" for use in uses for i in early if use(i)]
+    def memory_words(self) -> list[str]:
+        """Rule 6: epoch and numbers are loaded from memory, in each role, before anything that depends on them."""
+        signals = [self.poll] if self.source != ORDER.value else []
+        signals += [self.publish] if self.signal != SILENT.value else []
+        loads = lambda i: self.bulk_load(i) and self.program.memory(i).startswith(f"{self.segment}.")
+        tiles = lambda i: self.bulk_store(i) or loads(i)
+        found = []
+        for name, uses in (("epoch", signals), ("numbers", [*signals, tiles])):
+            load = self.access(f"control.{name}", opcode="ld.")
+            found += [] if self.program.where(load) else [f"rule 6: the {name} is not loaded from memory"]
+            for start in self.program.roles or [0]:
+                early = [self.program.instructions[n] for n in self.program.reached([start], stop=load)]
+                found += [f"rule 6: `{i}` before the {name} is loaded" for use in uses for i in early if use(i)]
         return found
 
-    def bounded_waits(self, source: int) -> list[str]:
+    def bounded_waits(self) -> list[str]:
         """Rule 7: every loop that polls reads the clock and the abort word, and can raise the abort on every device."""
         program = self.program
         clocks = {i.index for i in program.where(lambda i: "%globaltimer" in i.operands)}
-        if source == ORDER.value:
-            return ["rule 7: a clock is read where nothing waits"] if clocks else []
+        stores = {i.index for i in program.where(self.access("control.record", opcode="st."))}
+        if self.source == ORDER.value:
+            return ["rule 7: a record is written where nothing waits"] if stores else []
         needed = {
             "a look at the clock": clocks,
             "a look at the abort word": {i.index for i in program.where(self.access("control.abort", opcode="ld."))},
-            "a record": {i.index for i in program.where(self.access("control.record", opcode="st."))},
-            "raising the abort": {i.index for i in program.where(self.access("*control.abort_words", opcode="atom."))},
+            "a record": stores,
+            "raising the abort": {
+                i.index for i in program.where(self.access("control.abort_words", opcode="atom.", loaded=True))
+            },
         }
         polls = [(poll, program.after(poll, stop=self.bulk_load)) for poll in program.where(self.poll)]
         return [f"rule 7: `{poll}` waits without {w}" for poll, loop in polls for w in needed if not loop & needed[w]]
@@ -204,7 +257,7 @@ class _Rules:
         same time; the warps of a CTA do not, may disagree, and then meet different barriers.
         """
         program = self.program
-        changing = {"globaltimer", "volatile *control.abort"}
+        changing = {"globaltimer", f"volatile *{self.segment}.control.abort"}
         found = []
         for branch in program.where(lambda i: i.opcode.startswith("bra") and bool(changing & program.origins(i.guard))):
             split = {program.instructions[n] for n in program.between_split_and_join(branch)}
@@ -212,6 +265,6 @@ class _Rules:
         return found
 
 
-def split_barriers(ptx: str) -> list[str]:
+def split_barriers(ptx: str, hooks: Hooks) -> list[str]:
     """Barriers of the CTA that its warps may not all reach (the classical kernel; roles of one warp are safe)."""
-    return _Rules(Program(ptx, parameter_names(stamps=False)), cta_wide=True).split_barriers()
+    return _Rules(Program(ptx, parameter_names([hooks])), "classical", 0, hooks).split_barriers()

@@ -11,34 +11,32 @@ import triton.language as tl
 from tilerelay.graph.placement import Placement
 from tilerelay.graph.workload import Workload
 from tilerelay.kernels.conversion import narrow, widen
-from tilerelay.kernels.protocol import epilogue, leave, prologue
+from tilerelay.kernels.protocol import epilogue, leave, load_numbers, prologue
 from tilerelay.kernels.sync import clock_ns, load_uniform
 from tilerelay.protocol.layout import RECORD_WORDS, ProtocolLayout
-from tilerelay.runtime.launch import stage_arguments
+from tilerelay.runtime.launch import make_piece
 from tilerelay.runtime.virtual_memory import SharedTensors
 from tilerelay.runtime.workspace import Workspace
 
 
 @triton.jit
 def relay(
-    source, target, offsets, ids, control, inbox, outbox,
-    stage, words, timeout_us, in_entries, in_mask, in_group, out_mask, out_group,
-    SOURCE: tl.constexpr, SIGNAL: tl.constexpr, GROUP_ENTRIES: tl.constexpr, STRIDE: tl.constexpr,
+    source, target, offsets, ids, segment, words, timeout_us,
+    HOOKS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """target[t] = a number that shows t, the stage and each prerequisite's number; hooks as in a GEMM."""
-    epoch = tl.load(control.epoch)
-    alive = load_uniform(control.abort) == 0
-    tile, alive = prologue(
-        tl.program_id(0), alive, epoch, control, inbox, words, timeout_us, stage,
-        in_entries, in_mask, in_group, SOURCE, STRIDE,
-    )  # fmt: skip
-    total = tl.load(source) * 0 + tile + 7 * stage
+    numbers = load_numbers(segment.control)
+    epoch = tl.load(segment.control.epoch)
+    alive = load_uniform(segment.control.abort) == 0
+    ticket = tl.program_id(0)
+    tile, alive = prologue(ticket, alive, epoch, segment, numbers, words, timeout_us, HOOKS.source, STRIDE)
+    total = tl.load(source) * 0 + tile + 7 * numbers.stage
     for at in range(tl.load(offsets + tile), tl.load(offsets + tile + 1)):
         needed = tl.load(ids + at)
         total += tl.load(source + needed) * (2 * needed + 3)
     tl.store(target + tile, total)
-    epilogue(tile, epoch, alive, tl.arange(0, 32), control, outbox, out_mask, out_group, SIGNAL, GROUP_ENTRIES, STRIDE)
-    leave(control, epoch)
+    epilogue(tile, epoch, alive, tl.arange(0, 32), segment, numbers, HOOKS, STRIDE)
+    leave(segment.control, epoch)
 
 
 class RelayMemory:
@@ -71,14 +69,20 @@ class RelayProgram:
         layout = ProtocolLayout(workload, placement, signalling)
         self.memory = RelayMemory(workload, layout, 1 + max(map(max, needs[0])), fd)
         self.stage, self.tiles = stage, workload.stages[stage].grid.tiles
-        self.arguments = stage_arguments(self.memory.workspace, stage, timeout_us=20 * 10**6)
+        # Tensors that this kernel does not take stand for those of a GEMM.
+        nothing = torch.empty(0)
+        self.piece = make_piece(self.memory.workspace, stage, nothing, nothing, [nothing], None)
+        self.words, self.stride = 2 * len(workload.stages), layout.stride
         sizes = torch.tensor([0] + [len(tiles) for tiles in needs[stage]])
         self.offsets = sizes.cumsum(0).to(torch.int32)
         self.ids = torch.tensor([p for tiles in needs[stage] for p in tiles], dtype=torch.int32)
 
     def run(self) -> None:
         source, target = self.memory.values[self.stage : self.stage + 2]
-        relay[(self.tiles,)](source, target, self.offsets, self.ids, **self.arguments)
+        relay[(self.tiles,)](
+            source, target, self.offsets, self.ids, self.piece.segment, self.words, 20 * 10**6,
+            HOOKS=self.piece.hooks, STRIDE=self.stride,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tests.kernels.ptx_rules import broken_rules, split_barriers
-from tests.kernels.variants import ANNOUNCEMENTS, KERNELS, SIGNALS, SOURCES, TILES, compiled
+from tests.kernels.ptx import Instruction, Program
+from tests.kernels.ptx_rules import broken_rules, parameter_names, split_barriers
+from tests.kernels.variants import ANNOUNCEMENTS, KERNELS, SEVERAL, SIGNALS, SOURCES, TILE, TILES, compiled, hooks
 from tilerelay.kernels.activation import CODES
-from tilerelay.kernels.compile import CompiledGemm
 from tilerelay.kernels.config import HOPPER_SHARED_BYTES, configure
+from tilerelay.kernels.protocol import COUNT, Hooks
 
 # All threads of the classical kernel compute and hold the tile; the compiler interleaves the erf of all its elements
 # and runs out of registers, once a tile. Everything else must keep its values in registers.
 SPILLED_BYTES = {("classical", "gelu"): 128}
 
 
-def check(
-    code: CompiledGemm,
-    kind: str,
-    source: str,
-    signal: str,
-    tile: tuple[int, int] = (128, 256),
-    activation: str = "none",
-    stamps: bool = False,
-) -> None:
-    assert broken_rules(code.ptx, kind=kind, source=SOURCES[source], signal=SIGNALS[signal], stamps=stamps) == []
-    assert code.stack_bytes <= SPILLED_BYTES.get((kind, activation), 0), "registers are spilled"
+def check(kind: str, *segments: Hooks, **options: Any) -> None:
+    """Rules, resources, and no spills; options as for `compiled`."""
+    code = compiled(kind, *segments, **options)
+    seen = {name: options.get(name, False) for name in ("stamps", "bias")}
+    assert broken_rules(code.ptx, kind=kind, segments=segments, **seen) == []
+    assert code.stack_bytes <= SPILLED_BYTES.get((kind, options.get("activation", "none")), 0), "registers are spilled"
     assert code.local_bytes == 0
-    assert code.shared_bytes <= configure(kind, tile).shared_bytes <= HOPPER_SHARED_BYTES
+    assert code.shared_bytes <= configure(kind, options.get("tile", TILE)).shared_bytes <= HOPPER_SHARED_BYTES
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -35,30 +33,80 @@ def check(
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kind", KERNELS)
 def test_every_variant_keeps_the_rules(kind: str, source: str, signal: str, group_entries: bool, dtype: str) -> None:
-    check(compiled(kind, source, signal, group_entries=group_entries, dtype=dtype), kind, source, signal)
+    check(kind, hooks(source, signal, group_entries=group_entries), dtype=dtype)
 
 
 @pytest.mark.parametrize(("source", "signal"), [("queue", "push"), ("counter", "count")])
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile[0]}x{tile[1]}")
 @pytest.mark.parametrize("kind", KERNELS)
 def test_every_tile_shape_keeps_the_rules(kind: str, tile: tuple[int, int], source: str, signal: str) -> None:
-    check(compiled(kind, source, signal, tile=tile, stride=32 if signal == "count" else 1), kind, source, signal, tile)
+    check(kind, hooks(source, signal), tile=tile, stride=32 if signal == "count" else 1)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", CODES)
 @pytest.mark.parametrize("kind", KERNELS)
 def test_bias_and_activation_keep_the_rules(kind: str, bias: bool, activation: str) -> None:
-    code = compiled(kind, "queue", "push", bias=bias, activation=activation)
-    check(code, kind, "queue", "push", activation=activation)
+    check(kind, hooks("queue", "push"), bias=bias, activation=activation)
 
 
 @pytest.mark.parametrize(("source", "signal"), [("queue", "push"), ("counter", "count")])
 @pytest.mark.parametrize("kind", KERNELS)
 def test_timestamps_keep_the_rules(kind: str, source: str, signal: str) -> None:
-    code = compiled(kind, source, signal, stamps=True)
-    check(code, kind, source, signal, stamps=True)
-    assert code.ptx.count("%globaltimer") > compiled(kind, source, signal).ptx.count("%globaltimer")
+    segment = hooks(source, signal)
+    check(kind, segment, stamps=True)
+    assert compiled(kind, segment, stamps=True).ptx.count("%globaltimer") > compiled(kind, segment).ptx.count(
+        "%globaltimer"
+    )
+
+
+# Segments and copies
+
+
+@pytest.mark.parametrize("tile", [(128, 256), (128, 128), (64, 32)], ids=lambda tile: f"{tile[0]}x{tile[1]}")
+@pytest.mark.parametrize("segments", SEVERAL.values(), ids=list(SEVERAL))
+def test_several_segments_and_copies_keep_the_rules(segments: tuple[Hooks, ...], tile: tuple[int, int]) -> None:
+    check("persistent", *segments, tile=tile, stride=32)
+
+
+@pytest.mark.parametrize(
+    "options", [{"bias": True, "activation": "gelu"}, {"stamps": True}, {"dtype": "fp16"}], ids=str
+)
+@pytest.mark.parametrize("segments", SEVERAL.values(), ids=list(SEVERAL))
+def test_several_segments_with_all_options_keep_the_rules(segments: tuple[Hooks, ...], options: dict[str, Any]) -> None:
+    check("persistent", *segments, stride=32, **options)
+
+
+@pytest.mark.parametrize(("readers", "copies"), [(2, 2), (3, 3), (1, 2), (2, 1), (4, 4)])
+def test_a_classical_kernel_with_several_copies_keeps_the_rules(readers: int, copies: int) -> None:
+    check("classical", hooks("counter", "count", readers=readers, copies=copies), stride=32)
+
+
+@pytest.mark.parametrize("segments", SEVERAL.values(), ids=list(SEVERAL))
+def test_every_copy_is_stored_before_one_fence_that_serves_all_readers(segments: tuple[Hooks, ...]) -> None:
+    """In the code of each segment that publishes: so many stores, one full wait, one fence, an add for each reader."""
+    program = Program(compiled("persistent", *segments, stride=32).ptx, parameter_names(segments))
+    parts = TILE[1] // 64  # one instruction takes a swizzled row of 128 bytes
+
+    def count(reached: set[int], prefix: str) -> int:
+        return sum(program.instructions[n].opcode.startswith(prefix) for n in reached)
+
+    for s, segment in enumerate(segments):
+
+        def stores(i: Instruction, s: int = s) -> bool:
+            return i.opcode.startswith("cp.async.bulk.tensor") and program.memory(i).startswith(f"{s}.c")
+
+        stored = program.where(stores)
+        assert len(stored) == parts * segment.copies
+        if segment.signal != COUNT.value:
+            continue
+        tail = program.after(stored[-1], stop=lambda i: i.opcode.startswith("cp.async.bulk.tensor"))
+        adds = [i for i in program.where(lambda i: i.opcode.startswith("atom.")) if i.index in tail]
+        readers = {program.memory(i) for i in adds if ".scoreboard" in program.memory(i)}
+        assert readers == {f"{s}.outbox{reader}.scoreboard" for reader in range(segment.readers)}
+        assert count(tail, "fence.acq_rel.sys") == 1
+        waits = [program.instructions[n] for n in tail if program.instructions[n].opcode.endswith("bulk.wait_group")]
+        assert len(waits) == 2, "one before the fence, one where the kernel ends"
 
 
 @pytest.mark.parametrize(
@@ -66,4 +114,5 @@ def test_timestamps_keep_the_rules(kind: str, source: str, signal: str) -> None:
     [("order", "push"), *((source, signal) for source in ("queue", "counter") for signal in SIGNALS)],
 )
 def test_the_warps_of_a_classical_cta_meet_at_the_same_barriers(source: str, signal: str) -> None:
-    assert split_barriers(compiled("classical", source, signal).ptx) == []
+    segment = hooks(source, signal)
+    assert split_barriers(compiled("classical", segment).ptx, segment) == []

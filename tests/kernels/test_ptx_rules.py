@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tests.kernels.ptx import Instruction, Program
-from tests.kernels.ptx_rules import broken_rules, split_barriers
-from tests.kernels.variants import KERNELS, SIGNALS, SOURCES, compiled
+from tests.kernels.ptx_rules import broken_rules, parameter_names, split_barriers
+from tests.kernels.variants import KERNELS, SEVERAL, compiled, hooks
+from tilerelay.kernels.protocol import ORDER, SILENT, Hooks
 
 FENCE = r"fence\.acq_rel\.sys;"
 PROXY_FENCE = r"fence\.proxy\.async;"
@@ -21,6 +24,7 @@ CAS = r"(@%p\d+ atom\.global\.[\w.]*cas)"
 INTEGER = r"\t\.param \.u32 \w+_param_\d+,\n(?=\t\.param \.u32)"
 AROUND = r"{ @%p1 bra around; \1 around: mov.u32 %r1, %r1; }"
 FULL_WAIT = r"cp\.async\.bulk\.wait_group 0;"
+NOTHING = "mov.u32 %r1, %r1;"
 BARRIER = r"bar\.(?:warp\.)?sync\s+-?\d+;"
 # (change, signal of the kernel, what is searched, what it becomes, rule that must notice)
 MUTATIONS = [
@@ -45,29 +49,35 @@ MUTATIONS = [
     ("a volatile poll", "count", POLL, "ld.volatile.global", "rule 4"),
     ("no proxy fence", "push", PROXY_FENCE, "", "rule 4"),
     ("a proxy fence for shared memory only", "count", PROXY_FENCE, "fence.proxy.async.shared::cta;", "rule 4"),
-    ("the epoch is another word", "push", r"_param_16\]", "_param_18]", "rule 6"),
+    ("the epoch is another word", "push", "<control.epoch>", "<control.order>", "rule 6"),
+    ("the numbers are another word", "count", "<control.numbers>", "<control.order>", "rule 6"),
     ("an integer was folded into the code", "push", INTEGER, "", "rule 6"),
     ("a wait without a deadline", "count", r"%globaltimer", "%clock64", "rule 7"),
-    ("a wait blind to the abort", "push", r"_param_20\]", "_param_18]", "rule 7"),
+    ("a wait blind to the abort", "push", "<control.abort>", "<control.order>", "rule 7"),
     ("a trap", "count", CAS, r"trap; \1", "rule 7"),
     ("an early exit", "push", CAS, r"@%p1 ret; \1", "rule 7"),
 ]  # fmt: skip
 
 
-def broken(ptx: str, kind: str, source: str, signal: str) -> set[str]:
+def broken(ptx: str, kind: str, *segments: Hooks) -> set[str]:
     """The rules that the checks say are broken."""
-    found = broken_rules(ptx, kind=kind, source=SOURCES[source], signal=SIGNALS[signal])
-    return {line.split(":")[0] for line in found}
+    return {line.split(":")[0] for line in broken_rules(ptx, kind=kind, segments=segments)}
+
+
+def addressed(text: str, *segments: Hooks, segment: int = 0) -> str:
+    """Parameters by their names: <control.epoch> is how PTX writes that word's address."""
+    names = parameter_names(segments)
+    return re.sub(r"<([\w.]+)>", lambda m: f"_param_{names.index(f'{segment}.{m[1]}')}]", text)
 
 
 @pytest.mark.parametrize("kind", KERNELS)
 @pytest.mark.parametrize(("change", "signal", "pattern", "becomes", "rule"), MUTATIONS, ids=[m[0] for m in MUTATIONS])
 def test_a_broken_rule_is_noticed(kind: str, change: str, signal: str, pattern: str, becomes: str, rule: str) -> None:
-    source = "queue" if signal == "push" else "counter"
-    ptx = compiled(kind, source, signal).ptx
-    changed, count = re.subn(pattern, becomes, ptx, flags=re.DOTALL)
+    segment = hooks("queue" if signal == "push" else "counter", signal)
+    pattern, becomes = addressed(pattern, segment), addressed(becomes, segment)
+    changed, count = re.subn(pattern, becomes, compiled(kind, segment).ptx, flags=re.DOTALL)
     assert count, f"nothing to change for {change!r}"
-    assert rule in broken(changed, kind, source, signal)
+    assert rule in broken(changed, kind, segment)
 
 
 @pytest.mark.parametrize("kind", KERNELS)
@@ -83,16 +93,72 @@ def test_a_broken_rule_is_noticed(kind: str, change: str, signal: str, pattern: 
     ],
 )
 def test_another_variant_is_noticed(kind: str, source: str, signal: str, taken_for: tuple[str, str], rule: str) -> None:
-    ptx = compiled(kind, source, signal).ptx
-    assert rule in broken(ptx, kind, *taken_for)
+    actual, taken = hooks(source, signal), hooks(*taken_for)
+    # As many outboxes as the kernel has, so that its parameters keep their names.
+    taken = replace(taken, readers=actual.readers)
+    ptx = compiled(kind, actual).ptx
+    if actual.signal == SILENT.value != taken.signal:
+        assert broken(ptx, kind, replace(taken, readers=1)) == {"rule 6"}, "its parameters are fewer"
+        assert rule in broken(ptx, kind, taken)
+    else:
+        assert rule in broken(ptx, kind, taken)
+
+
+# Several segments and copies: a mistake in any one of them
+
+
+@pytest.mark.parametrize("segments", [SEVERAL["a whole output on both"], SEVERAL["three stages"]], ids=["two", "three"])
+@pytest.mark.parametrize(
+    ("pattern", "becomes", "rule", "places"),
+    [
+        (FENCE, "", "rule 3", lambda h: h.signal != SILENT.value),
+        (FENCE, r"\g<0> \g<0>", "rule 3", lambda h: h.signal != SILENT.value),
+        (FULL_WAIT, "", "rule 1", lambda h: h.signal != SILENT.value),
+        (PROXY_FENCE, "", "rule 4", lambda h: h.source != ORDER.value),
+        (COUNT, "atom.global.gpu.relaxed.add", "rule 3", lambda h: h.readers),
+        (
+            r"cp\.async\.bulk\.tensor\.[\w.:]*global\.shared::cta[^;]*;",
+            NOTHING,
+            "rule 1",
+            lambda h: 4 * h.copies * (h.copies > 1),
+        ),
+    ],
+    ids=["no fence", "two fences", "no full wait", "no proxy fence", "a count for this device", "a quarter of a copy"],
+)
+def test_a_mistake_in_any_one_place_is_noticed(
+    segments: tuple[Hooks, ...], pattern: str, becomes: str, rule: str, places: Callable[[Hooks], int]
+) -> None:
+    """As many places matter as the segments' tiles, readers, or parts of copies (64 columns each) have.
+
+    The others are not on a tile's way; and a part of a copy is missed where another copy has it.
+    """
+    ptx = compiled("persistent", *segments, stride=32).ptx
+    changes = [ptx[: m.start()] + m.expand(becomes) + ptx[m.end() :] for m in re.finditer(pattern, ptx)]
+    noticed = sum(rule in broken(changed, "persistent", *segments) for changed in changes)
+    assert noticed == sum(map(places, segments))
+
+
+@pytest.mark.parametrize("name", ["epoch", "numbers", "abort", "record"])
+@pytest.mark.parametrize("segment", [0, 1])
+def test_a_segment_that_looks_at_anothers_words_is_noticed(segment: int, name: str) -> None:
+    segments = SEVERAL["a whole output on both"]
+    ptx = compiled("persistent", *segments, stride=32).ptx
+    own, other = (addressed(f"<control.{name}>", *segments, segment=s) for s in (segment, 1 - segment))
+    changed = ptx.replace(own, other)
+    if changed == ptx:
+        assert segment == 0 and name == "record", "the first segment waits for nothing"
+    else:
+        assert broken(changed, "persistent", *segments) & {"rule 6", "rule 7"}
 
 
 @pytest.mark.parametrize("lone", ["ld.volatile.global.b32 %r1, [%rd1];", "mov.u64 %r1, %globaltimer;"])
 def test_a_barrier_that_some_warps_may_miss_is_noticed(lone: str) -> None:
-    ptx = compiled("classical", "counter", "count").ptx
+    segment = hooks("counter", "count")
+    ptx = compiled("classical", segment).ptx
+    abort = parameter_names([segment]).index("0.control.abort")
     decision = f"{lone} setp.ne.b32 %p1, %r1, 0; @%p1 bra around; bar.sync 0; around: mov.u32 %r2, %r2;"
-    changed, count = re.subn(FULL_WAIT, f"ld.param.b64 %rd1, [gemm_classical_param_20]; {{ {decision} }}", ptx)
-    assert count and split_barriers(ptx) == [] != split_barriers(changed)
+    changed, count = re.subn(FULL_WAIT, f"ld.param.b64 %rd1, [gemm_classical_1_param_{abort}]; {{ {decision} }}", ptx)
+    assert count and split_barriers(ptx, segment) == [] != split_barriers(changed, segment)
 
 
 def program(body: str) -> Program:

@@ -6,7 +6,7 @@ from functools import cache
 
 from tilerelay.kernels.compile import CompiledGemm, compile_gemm
 from tilerelay.kernels.config import KERNELS, configure
-from tilerelay.kernels.protocol import COUNT, COUNTER, ORDER, PUSH, QUEUE, SILENT
+from tilerelay.kernels.protocol import COUNT, COUNTER, ORDER, PUSH, QUEUE, SILENT, Hooks
 
 SOURCES = {"order": ORDER.value, "queue": QUEUE.value, "counter": COUNTER.value}
 SIGNALS = {"silent": SILENT.value, "push": PUSH.value, "count": COUNT.value}
@@ -14,18 +14,34 @@ SIGNALS = {"silent": SILENT.value, "push": PUSH.value, "count": COUNT.value}
 # (signal, entries name groups); only pushes know entries.
 ANNOUNCEMENTS = [("silent", True), ("push", True), ("push", False), ("count", True)]
 TILES = [(m, n) for m in (64, 128, 256) for n in (32, 64, 128, 256) if m * n <= 128 * 256]
+TILE = (128, 256)
 
-__all__ = ["ANNOUNCEMENTS", "KERNELS", "SIGNALS", "SOURCES", "TILES", "compiled"]
+__all__ = ["ANNOUNCEMENTS", "KERNELS", "SEVERAL", "SIGNALS", "SOURCES", "TILE", "TILES", "compiled", "hooks"]
+
+
+def hooks(source: str, signal: str, *, group_entries: bool = True, readers: int = 1, copies: int = 1) -> Hooks:
+    """A segment's hooks, by the words' names; a silent one has no readers."""
+    return Hooks(SOURCES[source], SIGNALS[signal], group_entries, 0 if signal == "silent" else readers, copies)
+
+
+# Segments of one persistent kernel: what cut stages on two, three and four devices give.
+SEVERAL = {
+    "a cut output": (hooks("order", "count", readers=2, copies=2), hooks("counter", "silent")),
+    "a whole output on both": (hooks("order", "count", readers=2, copies=2), hooks("counter", "silent", copies=2)),
+    "three stages": (
+        hooks("order", "count", readers=3, copies=3),
+        hooks("counter", "count", readers=3, copies=3),
+        hooks("counter", "silent"),
+    ),
+    "four copies": (hooks("order", "count", readers=4, copies=4), hooks("counter", "silent", copies=4)),
+}
 
 
 @cache
 def compiled(
     kind: str,
-    source: str,
-    signal: str,
-    *,
-    group_entries: bool = True,
-    tile: tuple[int, int] = (128, 256),
+    *segments: Hooks,
+    tile: tuple[int, int] = TILE,
     dtype: str = "bf16",
     bias: bool = False,
     activation: str = "none",
@@ -33,13 +49,5 @@ def compiled(
     stride: int = 1,
 ) -> CompiledGemm:
     return compile_gemm(
-        configure(kind, tile),
-        source=SOURCES[source],
-        signal=SIGNALS[signal],
-        group_entries=group_entries,
-        dtype=dtype,
-        bias=bias,
-        activation=activation,
-        stamps=stamps,
-        stride=stride,
+        configure(kind, tile), segments, dtype=dtype, bias=bias, activation=activation, stamps=stamps, stride=stride
     )

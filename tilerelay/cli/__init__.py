@@ -10,6 +10,7 @@ from tilerelay.cli.bench import bench, bench_report
 from tilerelay.cli.demo import demo
 from tilerelay.cli.doctor import doctor
 from tilerelay.cli.run import run
+from tilerelay.cli.trace import trace
 from tilerelay.errors import TilerelayError
 
 BAD_INPUT = 2
@@ -23,6 +24,7 @@ app = typer.Typer(
 for command in (run, demo, doctor, bench):
     app.command()(command)
 app.command("bench-report")(bench_report)
+app.add_typer(trace, name="trace")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tilerelay.cli.run import SIZES, _placement, _tile
+from tilerelay.cli.run import SIZES, _place
 from tilerelay.cli.timeline import draw
 from tilerelay.errors import InvalidInput
 from tilerelay.graph.cut import cut
@@ -38,7 +38,9 @@ def trace_run(
     k: Annotated[int | None, typer.Option(help="columns of the input; default 8192, or 128")] = None,
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
     devices: Annotated[str, typer.Option(help="devices to use, as in 0,1")] = "",
-    placement: Annotated[str, typer.Option(help="pipelined, or a device per layer: 0:66,0:66")] = "pipelined",
+    placement: Annotated[
+        str, typer.Option(help="pipelined, sharded, auto, or a device per layer: 0:66,0:66")
+    ] = "pipelined",
     signalling: Annotated[str, typer.Option(help="queue or counter; default: as the placement needs")] = "",
     kernel: Annotated[str, typer.Option(help="persistent or classical; default: persistent on GPUs")] = "",
     backend: Annotated[str, typer.Option(help="cuda or cpu (virtual devices); default: cuda with a GPU")] = "",
@@ -61,8 +63,8 @@ def trace_run(
         raise InvalidInput(f"unknown backend {backend!r}; choose cuda or cpu")
     kernel = kernel or ("persistent" if backend == "cuda" else "classical")
     size = {key: SIZES[backend][key] if value is None else value for key, value in (("m", m), ("n", n), ("k", k))}
-    workload = gemm_chain(layers, **size, dtype=dtype, tile=_tile(backend, kernel))
-    placed = _placement(placement, devices, layers, backend)
+    placed, tile, _ = _place(placement, devices, layers, size, backend, kernel)
+    workload = gemm_chain(layers, **size, dtype=dtype, tile=tile)
     if len(placed.stages) != layers:
         raise InvalidInput(f"{len(placed.stages)} devices for {layers} layers; give one for each, or SM shares")
     if backend == "cuda":

@@ -45,11 +45,14 @@ def cut(workload: Workload, placement: Placement) -> CutWorkload:
     """Cut a chain by the columns of its placement; a placement that cuts nothing gives the same stages.
 
     Raises:
-        PlacementError: columns that overlap, leave gaps, or do not start at a multiple of eight.
+        PlacementError: another number of stages, or columns that are not all of a stage's or do not start at a
+            multiple of eight.
         InvalidInput: a cut stage in a workload that is not a chain of GEMMs.
     """
     if len(placement.stages) != len(workload.stages):
-        raise PlacementError(f"the placement has {len(placement.stages)} stages, the workload {len(workload.stages)}")
+        raise PlacementError(
+            f"{len(placement.stages)} stages are placed, the workload has {len(workload.stages)}: place every stage"
+        )
     cuts = [_columns(workload.stages[s].grid, s, parts) for s, parts in enumerate(placement.stages)]
     origin = tuple((s, p) for s, parts in enumerate(placement.stages) for p in range(len(parts)))
     columns = tuple(cuts[s][p] for s, p in origin)
@@ -88,18 +91,17 @@ def _columns(grid: TileGrid, stage: int, parts: tuple[Part, ...]) -> list[tuple[
     """Column ranges of a stage's parts, checked."""
     if len(parts) == 1 and parts[0].columns is None:
         return [(0, grid.n)]
-    ranges = [part.columns for part in parts]
-    expected = 0
-    for columns in ranges:
-        if columns is None or columns[0] != expected or columns[1] <= columns[0] or columns[0] % 8:
+    ranges = [part.columns for part in parts if part.columns is not None]  # the placement has checked that they join
+    for first, _ in ranges:
+        if first % 8:
             raise PlacementError(
-                f"stage {stage}: columns {ranges} must follow each other from 0 to {grid.n}, "
-                f"each starting at a multiple of 8"
+                f"stage {stage}: a part begins at column {first}; cut at multiples of 8 (16 bytes), as `sharded` does"
             )
-        expected = columns[1]
-    if expected != grid.n:
-        raise PlacementError(f"stage {stage}: columns {ranges} end at {expected}, the stage has {grid.n}")
-    return [columns for columns in ranges if columns is not None]
+    if ranges[-1][1] != grid.n:
+        raise PlacementError(
+            f"stage {stage}: the columns {ranges} end at {ranges[-1][1]}, the stage has {grid.n}; cut all of them"
+        )
+    return ranges
 
 
 def _programs(placement: Placement) -> tuple[tuple[int, ...], ...]:

@@ -15,7 +15,7 @@ class Part:
     Attributes:
         device: device index.
         sms: number of SMs; None: the whole device.
-        columns: (first, end) output columns; None: all.
+        columns: (first, end) output columns of a stage that is cut; None: all of them, uncut.
     """
 
     device: int
@@ -39,6 +39,8 @@ class Placement:
     stages: tuple[tuple[Part, ...], ...]
 
     def __post_init__(self) -> None:
+        if not self.stages:
+            raise PlacementError("no stage is placed; name a device for each stage")
         for stage, parts in enumerate(self.stages):
             if not parts:
                 raise PlacementError(f"stage {stage} is placed on no device; give it at least one")
@@ -50,6 +52,7 @@ class Placement:
                     raise PlacementError(f"stage {stage}: device {part.device} does not exist; devices count from 0")
                 if part.sms is not None and part.sms <= 0:
                     raise PlacementError(f"stage {stage}: a share of {part.sms} SMs; give at least one")
+            _check_columns(stage, parts)
         for device in self.devices:
             shares = [(s, p) for s, parts in enumerate(self.stages) for p in parts if p.device == device]
             # Cut stages follow each other on a device; uncut ones run at the same time and compete for its SMs.
@@ -104,6 +107,8 @@ class Placement:
     def parse(cls, text: str) -> Placement:
         """One entry per stage, separated by commas: `0,1` (a stage per device) or `0:66,0:66,1:66,1:66` (SM shares).
 
+        Stages that are cut by columns have no text form: `sharded` makes them.
+
         Raises:
             PlacementError: the text is not of that form.
         """
@@ -117,11 +122,31 @@ class Placement:
         return cls(tuple((part,) for part in parts))
 
 
+def _check_columns(stage: int, parts: tuple[Part, ...]) -> None:
+    """One part without columns, or parts that follow each other from column 0; `cut` knows where they must end."""
+    if len(parts) == 1 and parts[0].columns is None:
+        return
+    end = 0
+    for part in parts:
+        if part.columns is None:
+            raise PlacementError(
+                f"stage {stage} is cut, but its part on device {part.device} names no columns; "
+                f"give every part columns=(first, end)"
+            )
+        first, last = part.columns
+        if first != end or last <= first:
+            raise PlacementError(
+                f"stage {stage}: columns {[p.columns for p in parts]} leave a gap, overlap or are none; "
+                f"let the parts follow each other from column 0"
+            )
+        end = last
+
+
 def pipelined(devices: Sequence[int]) -> Placement:
     """Stage i on device `devices[i]`, each stage taking its whole device.
 
     Raises:
-        PlacementError: a repeated device (`shared` gives SM shares).
+        PlacementError: no device, or a repeated one (`shared` gives SM shares).
     """
     if len(set(devices)) != len(devices):
         raise PlacementError(
@@ -134,8 +159,10 @@ def shared(stages: int, devices: Sequence[int], sms_per_device: int) -> Placemen
     """`stages` stages over fewer devices, neighbouring stages on one device with equal shares of its SMs.
 
     Raises:
-        PlacementError: repeated devices, or more stages on a device than it has SMs.
+        PlacementError: no stage, no device, repeated devices, or more stages on a device than it has SMs.
     """
+    if stages < 1 or not devices:
+        raise PlacementError(f"{stages} stages on devices {list(devices)}: give at least one of both")
     if len(set(devices)) != len(devices):
         raise PlacementError(f"devices {list(devices)}: name each device once")
     per_device = -(-stages // len(devices))
@@ -152,8 +179,10 @@ def sharded(columns: Sequence[int], devices: Sequence[int], *, multiple: int = 8
         columns: output columns of each stage.
 
     Raises:
-        PlacementError: fewer columns than devices times `multiple`, or repeated devices.
+        PlacementError: no stage, no device, repeated devices, or fewer columns than devices times `multiple`.
     """
+    if not columns or not devices:
+        raise PlacementError(f"{len(columns)} stages on devices {list(devices)}: give at least one of both")
     stages = []
     for stage, total in enumerate(columns):
         units = -(-total // multiple)

@@ -96,26 +96,33 @@ class Workload:
 
 
 L2_PANELS = 8  # row panels that share weight tiles in L2 when nobody waits for the first panels
+CUT_PANELS = 4  # the same, for parts of a cut stage: their panels are read long after they are made
+PANEL_SHARE = 8  # of a stage that is read at once, at most this fraction of the panels is made together
 
 
-def with_orders(workload: Workload, tiles_in_flight: Sequence[int], least_panels: Sequence[int] = ()) -> Workload:
-    """The workload with a tile order for every stage that has none.
+def with_orders(workload: Workload, tiles_in_flight: Sequence[int], cut: Sequence[bool] = ()) -> Workload:
+    """The workload with a tile order for every stage that has none: some row panels at a time, column by column.
 
-    Panels that are in flight together complete together, so within them the order is free and goes column by column:
-    weight tiles are re-used in L2 at no cost in latency. A stage that stands alone takes `L2_PANELS` at a time.
+    Weight tiles are re-used in L2 over the panels that are computed together. Panels that are in flight together
+    complete together, so among them this costs no latency. Where a panel has more tiles than that, the first panel
+    comes later, but all weights come from memory once for several panels instead of for each.
 
     Args:
         tiles_in_flight: for each stage, how many tiles its device computes at once.
-        least_panels: for each stage, panels to take together even where they complete one after the other.
+        cut: for each stage, whether it is a part of a cut stage.
     """
     linked = {i for edge in workload.edges for i in (edge.producer, edge.consumer)}
+
+    def together(index: int, grid: TileGrid) -> int:
+        if index not in linked:
+            return L2_PANELS
+        least = CUT_PANELS if cut and cut[index] else min(CUT_PANELS, grid.rows // PANEL_SHARE)
+        return max(1, least, tiles_in_flight[index] // grid.cols)
 
     def ordered(index: int, stage: Stage) -> Stage:
         if stage.order is not None:
             return stage
-        least = least_panels[index] if least_panels else 1
-        together = max(least, tiles_in_flight[index] // stage.grid.cols) if index in linked else L2_PANELS
-        return replace(stage, order=grouped_order(stage.grid, together))
+        return replace(stage, order=grouped_order(stage.grid, together(index, stage.grid)))
 
     return replace(workload, stages=tuple(ordered(i, stage) for i, stage in enumerate(workload.stages)))
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -23,9 +23,9 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from tilerelay.errors import InvalidInput, UnsupportedMachine
 from tilerelay.kernels.activation import CODES
-from tilerelay.kernels.call import gemm_call
+from tilerelay.kernels.call import Piece, gemm_call
 from tilerelay.kernels.config import KernelConfig
-from tilerelay.kernels.protocol import Control, Inbox, Outbox
+from tilerelay.kernels.protocol import Control, Hooks, Inbox, Outbox, Segment
 from tilerelay.kernels.sync import INTERPRETED
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -53,10 +53,8 @@ class CompiledGemm:
 
 def compile_gemm(
     config: KernelConfig,
+    hooks: Sequence[Hooks],
     *,
-    source: int | tl.constexpr,
-    signal: int | tl.constexpr,
-    group_entries: bool = True,
     dtype: str = "bf16",
     bias: bool = False,
     activation: str = "none",
@@ -66,9 +64,8 @@ def compile_gemm(
     """The kernel of `config` compiled for Hopper; needs no GPU.
 
     Args:
-        source: ORDER, QUEUE or COUNTER of kernels.protocol.
-        signal: SILENT, PUSH or COUNT.
-        group_entries: queue entries name groups; else tiles.
+        hooks: of each segment that the kernel walks over; a classical kernel has one.
+        bias, activation: of all segments.
         stamps: with timestamps.
         stride: int32 words between counters.
 
@@ -81,16 +78,16 @@ def compile_gemm(
     m, n, k = config.block_m, config.block_n, config.block_k
     a, b, c = (torch.empty(shape, dtype=DTYPES[dtype]) for shape in ((m, k), (n, k), (m, n)))
     word, pair = torch.empty(16, dtype=torch.int32), torch.empty(16, dtype=torch.int64)
-    arguments = {
-        "control": Control(word, word, word, word, word, pair, word, pair if stamps else None),
-        "inbox": Inbox(pair, word, word, word),
-        "outbox": Outbox(word, word, word, word, word, word, word, pair, word),
-        "stage": 0, "words": 2, "timeout_us": 10**7, "tiles": 1, "tiles_n": 1, "n": n,
-        "in_entries": 1, "in_mask": 0, "in_group": 1, "out_mask": 0, "out_group": 1,
-        "SOURCE": source, "SIGNAL": signal, "GROUP_ENTRIES": group_entries, "STRIDE": stride,
-        "HAS_BIAS": bias, "ACTIVATION": CODES[activation],
-    }  # fmt: skip
-    return compile_call(*gemm_call(config, a, b, c, b if bias else None, arguments))
+    control = Control(word, word, word, word, word, word, pair, word, pair if stamps else None)
+    inbox, outbox = Inbox(pair, word, word, word), Outbox(word, word, word, word, word, word, word, pair, word)
+    pieces = [
+        Piece(
+            a, b, (c,) * h.copies,
+            Segment(control, inbox, (outbox,) * h.readers, b[0] if bias else None), h, CODES[activation],
+        )
+        for h in hooks
+    ]  # fmt: skip
+    return compile_call(*gemm_call(config, pieces, words=2, timeout_us=10**7, stride=stride))
 
 
 def compile_call(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledGemm:

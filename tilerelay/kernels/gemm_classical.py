@@ -12,6 +12,7 @@ from tilerelay.kernels.conversion import narrow, widen
 from tilerelay.kernels.protocol import COMPUTED, EVENTS, epilogue, leave, load_numbers, prologue
 from tilerelay.kernels.sync import INTERPRETED, load_uniform, stamp
 
+
 @triton.jit
 def compute_tile(
     a_desc, b_desc, c_descs, segment, words, timeout_us,

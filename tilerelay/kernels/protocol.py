@@ -161,7 +161,7 @@ def _behind(pointer, want, EXACT: tl.constexpr):
 def wait(pointer, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, EXACT: tl.constexpr):
     """Poll this device's own memory until the word is there; False when the run was aborted instead.
 
-    Every wait is bounded: after `timeout_us` microseconds it raises the abort (rule 7). After an abort nothing polls any more.
+    Every wait is bounded: after `timeout_us` microseconds it raises the abort (rule 7). After an abort nothing polls.
     """
     if alive:
         value, behind = _behind(pointer, want, EXACT)
@@ -274,7 +274,9 @@ def _push(group, complete, epoch, outbox, numbers, GROUP_ENTRIES: tl.constexpr):
     stamp = epoch.to(tl.int64) << 32
     if GROUP_ENTRIES:
         slot = tl.atomic_add(outbox.tail + group * 0, group * 0 + 1, mask=complete, sem="relaxed", scope="gpu")
-        tl.atomic_xchg(outbox.ring + (slot & numbers.out_mask), stamp | group, mask=complete, sem="release", scope="sys")
+        tl.atomic_xchg(
+            outbox.ring + (slot & numbers.out_mask), stamp | group, mask=complete, sem="release", scope="sys"
+        )
     else:
         start = tl.load(outbox.member_offsets + group, mask=complete, other=0)
         size = tl.load(outbox.member_offsets + group + 1, mask=complete, other=0) - start

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from tilerelay.errors import InvalidInput
 from tilerelay.graph.placement import Placement
-from tilerelay.graph.tiling import row_panel_order
+from tilerelay.graph.tiling import Int32s, row_panel_order
 from tilerelay.graph.workload import Edge, Workload
 
 SIGNALLINGS = ("queue", "counter")
 ALIGNMENT = 128  # bytes: no two fields share a cache line
 SEPARATE = 32  # int32 words between counters that different devices write
 
-# The host-visible error record of a stage, int32 words in this order (see kernels.protocol.raise_abort).
+# The host-visible error record of a stage, int32 words in this order (see kernels.protocol._end_run).
 RECORD_FIELDS = ("raised", "stage", "ticket", "tile", "group", "have", "want", "epoch")
 RECORD_WORDS = 16
 
@@ -227,7 +227,8 @@ class ProtocolLayout:
 
         add("offsets", producer, np.int32, len(d.offsets), lambda _: d.offsets)
         add("groups", producer, np.int32, len(d.groups), lambda _: d.groups)
-        need = np.sum([self.workload.edges[e].dependencies.need for e in self._together[index]], axis=0, dtype=np.int32)
+        shared = [self.workload.edges[e].dependencies.need for e in self._together[index]]
+        need: Int32s = np.sum(shared, axis=0, dtype=np.int32)
         add("need", producer, np.int32, d.num_groups, lambda _: need)
         add("member_offsets", producer, np.int32, d.num_groups + 1, lambda _: d.member_offsets)
         add("members", producer, np.int32, d.num_consumers, lambda _: d.members)

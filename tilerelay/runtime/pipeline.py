@@ -22,8 +22,6 @@ from tilerelay.runtime.oracle import TORCH_DTYPES, LayerByLayer, whole_rows
 from tilerelay.runtime.virtual import VirtualPipeline
 
 BACKENDS = ("cuda", "cpu")
-# A cut stage's panels are read long after they are made: it can afford to re-use weight tiles over some of them.
-CUT_PANELS = 4
 LONGEST_WAIT_S = 2000  # microseconds in an int32
 DESCRIPTOR_BYTES = 16  # a tensor descriptor's row stride must be a multiple of this
 
@@ -98,8 +96,8 @@ class Pipeline:
         if backend == "cuda":
             check_machine(self.placement.devices)
         self._cut = cut(workload, self.placement)
-        least_panels = [CUT_PANELS if parts[0].columns else 1 for parts in self._cut.placement.stages]
-        ordered = with_orders(self._cut.workload, self._tiles_in_flight(), least_panels)
+        is_cut = [parts[0].columns is not None for parts in self._cut.placement.stages]
+        ordered = with_orders(self._cut.workload, self._tiles_in_flight(), is_cut)
         self._cut = replace(self._cut, workload=ordered)
         layout = ProtocolLayout(self._cut.workload, self._cut.placement, self.signalling)
         layout.check_kernels_can()
@@ -113,6 +111,10 @@ class Pipeline:
         if biases is not None:
             self._biases = list(self._in_parts("bias", biases, lambda part: (part.grid.n,)))
         self._check_tensors()
+        if trace:
+            from tilerelay.runtime.tracing import check_room, free_bytes  # which needs this module's pipelines
+
+            check_room(self._cut.workload, self._cut.placement, free_bytes(backend))
         make: Any = CudaPipeline if backend == "cuda" else VirtualPipeline
         self._run: CudaPipeline | VirtualPipeline = make(
             self._cut, self._weights, self._biases, layout, self._configs, replicate=replicate,

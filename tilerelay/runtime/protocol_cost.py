@@ -8,24 +8,25 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from tilerelay.errors import UnsupportedMachine
+from tilerelay.graph.library import dense_chain
 from tilerelay.graph.placement import Part, Placement, pipelined
 from tilerelay.graph.workload import Workload
-from tilerelay.kernels.compile import compile_gemm
+from tilerelay.kernels.compile import compile_call
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import EVENTS
 from tilerelay.protocol.layout import ProtocolLayout
-from tilerelay.runtime.launch import StageLaunch, stage_arguments
+from tilerelay.runtime.launch import Launch, make_piece
 from tilerelay.runtime.tracing import StageRun, assemble, tickets
 from tilerelay.runtime.workspace import Workspace, new_records
 from tilerelay.trace.events import Trace
 
 WARM_UP = 3
+TIMEOUT_US = 10**7  # nothing is waited for; a kernel takes it as an argument all the same
 
 
 class ProducerAlone:
@@ -66,10 +67,10 @@ class ProducerAlone:
         if stamps:
             self.workspace.stamps[0] = torch.zeros(stage.grid.tiles, EVENTS.value, dtype=torch.int64, device=x.device)
         self.workspace.reset()
-        arguments = stage_arguments(self.workspace, 0, timeout_us=10**7, announce=announce)
+        piece = make_piece(self.workspace, 0, x, weight, [out], None, announce=announce)
         self._workload, self._kernel, self._device = workload, config.kind, device
         self._workers = min(sms, stage.grid.tiles) if config.kind == "persistent" else None
-        self._launch = StageLaunch(config, stage, x, weight, out, None, arguments, sms)
+        self._launch = Launch(config, [piece], self.workspace, stage.grid.tiles, sms, TIMEOUT_US)
 
     def __call__(self) -> None:
         """Enqueue the kernel on the current stream."""
@@ -130,10 +131,24 @@ def interleaved(calls: Mapping[str, Callable[[], object]], device: int, rounds: 
     return {name: Times(statistics.median(us), min(us), max(us)) for name, us in found.items()}
 
 
-def resources(kernel: KernelConfig, source: Any, signal: Any) -> dict[str, int] | None:
-    """Registers and bytes of shared memory and of spills of a variant; None where the tools for that are missing."""
+def resources(config: KernelConfig, protocol: str) -> dict[str, int] | None:
+    """Registers and bytes of shared memory and of spills of a variant; None where the tools for that are missing.
+
+    Args:
+        protocol: "none", "producer" (announces its tiles in a queue) or "consumer" (takes its tiles from one).
+    """
+    tile = config.block_m, config.block_n
+    workload = dense_chain(tile[0], [config.block_k, tile[1], tile[1]], tile=tile)
+    layout = ProtocolLayout(workload, pipelined([0, 1]), "queue")
+    buffers = {d: torch.empty(layout.size(d), dtype=torch.uint8) for d in layout.devices}
+    workspace = Workspace(layout, buffers, new_records(2, "cpu"), lambda words, _: words)
+    stage = int(protocol == "consumer")
+    k = workload.stages[stage].k
+    a, b, c = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((tile[0], k), (tile[1], k), tile))
+    piece = make_piece(workspace, stage, a, b, [c], None, announce=protocol == "producer")
     try:
-        code = compile_gemm(kernel, source=source, signal=signal)
+        launch = Launch(config, [piece], workspace, 1, 1, TIMEOUT_US)
+        code = compile_call(launch._kernel, launch._arguments, launch._options)
     except UnsupportedMachine:
         return None
     return {

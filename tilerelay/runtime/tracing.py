@@ -24,6 +24,7 @@ from tilerelay.runtime.workspace import Workspace
 from tilerelay.trace.events import (
     KEYS,
     MISSING,
+    OBTAINED,
     PUBLISHED,
     SEEN,
     ClockInfo,
@@ -48,6 +49,8 @@ class StageRun:
         stamps: int64 [tiles, EVENTS], ns of the device's clock; 0: no such event.
         tickets: [tiles] the tile of each ticket.
         workers: CTAs at a time; None for a classical grid, whose CTAs follow each other wherever there is room.
+        first_ticket: tickets that the same CTAs took in stages before this one.
+        program: stages with the same number follow each other on the same SMs; None: these are the stage's own.
     """
 
     device: int
@@ -55,6 +58,8 @@ class StageRun:
     stamps: Int64s
     tickets: Int32s
     workers: int | None
+    first_ticket: int = 0
+    program: int | None = None
 
 
 def trace_run(pipe: Pipeline, x: torch.Tensor, *, warm_up: int = 3, graph: bool = True) -> Trace:
@@ -95,17 +100,31 @@ def trace_of(pipe: Pipeline, alignment: Alignment | None = None) -> Trace:
         raise InvalidInput("several GPUs have several clocks; use trace_run, which compares them")
     stamps = pipe.stamps
     workspace = pipe._run.workspace
+    workload, placement = pipe._cut.workload, pipe._cut.placement  # parts: every stage is on one device
+    programs = _programs(pipe)
+    kernels = pipe._run._kernels if isinstance(pipe._run, CudaPipeline) else [(part,) for part in programs]
     runs = {}
-    for i, kernel in enumerate(pipe.kernels):
-        grid = pipe.workload.stages[i].grid
-        workers: int | None = 1  # a virtual device's process runs one CTA after another
-        if isinstance(pipe._run, CudaPipeline):
-            workers = min(pipe._run._sms[i], grid.tiles) if kernel == "persistent" else None
-        runs[i] = StageRun(
-            pipe.placement.device_of(i), kernel, stamps[i].numpy().astype(np.int64), tickets(workspace, i), workers
-        )
+    for parts in kernels:
+        taken = [workload.stages[part].grid.tiles for part in parts]
+        for i, part in enumerate(parts):
+            device, kernel = placement.device_of(part), pipe.kernels[pipe._cut.origin[part][0]]
+            workers: int | None = 1  # a virtual device's process runs one CTA after another
+            if isinstance(pipe._run, CudaPipeline):
+                sms = placement.stages[part][0].sms or pipe._run._sms_of[device]
+                workers = min(sms, sum(taken)) if kernel == "persistent" else None
+            runs[part] = StageRun(
+                device, kernel, stamps[part].numpy().astype(np.int64), tickets(workspace, part), workers,
+                sum(taken[:i]), programs[part],
+            )  # fmt: skip
     source = "globaltimer" if pipe.backend == "cuda" else "monotonic"
-    return assemble(pipe.workload, runs, source, alignment, pipe.describe())
+    return assemble(workload, dict(sorted(runs.items())), source, alignment, pipe.describe())
+
+
+def _programs(pipe: Pipeline) -> dict[int, int]:
+    """Part -> program: parts of one are computed one after the other, on the same SMs or by the same process."""
+    if isinstance(pipe._run, CudaPipeline):
+        return {part: number for number, parts in enumerate(pipe._cut.programs) for part in parts}
+    return {part: pipe._cut.placement.device_of(part) for part in range(len(pipe._cut.origin))}
 
 
 def tickets(workspace: Workspace, stage: int) -> Int32s:
@@ -144,6 +163,8 @@ def assemble(
     Raises:
         InvalidInput: tiles that were not run.
     """
+    if not all(run.stamps[:, OBTAINED].all() for run in runs.values()):
+        raise InvalidInput("not every tile has been obtained; run the pipeline to its end first")
     keys, times, workers = [], [], {}
     for stage, run in runs.items():
         tiles = len(run.stamps)
@@ -152,11 +173,16 @@ def assemble(
         taken = alignment.offset(run.device, run.stamps) if alignment else np.zeros(run.stamps.shape)
         # The offset is small, the stamp is not: taking it off in integers keeps all digits.
         times.append(np.where(run.stamps == 0, 0, run.stamps - np.rint(taken).astype(np.int64)))
-    devices = [runs[stage].device for stage in runs]
-    for rows, first in zip(keys, first_workers(devices, list(workers.values())), strict=True):
-        rows[:, -1] += first
+    programs = {stage: -1 - stage if run.program is None else run.program for stage, run in runs.items()}
+    sizes: dict[tuple[int, int], int] = {}
+    for stage, run in runs.items():
+        place = run.device, programs[stage]
+        sizes[place] = max(sizes.get(place, 0), workers[stage])
+    base = dict(zip(sizes, first_workers([device for device, _ in sizes], list(sizes.values())), strict=True))
+    for rows, (stage, run) in zip(keys, runs.items(), strict=True):
+        rows[:, -1] += base[run.device, programs[stage]]
     stamps = np.concatenate(times)
-    begin = stamps[stamps != 0].min() if stamps.any() else 0
+    begin = stamps[stamps != 0].min()
     granularity = min((_granularity(run.stamps) for run in runs.values()), default=1)
     middle = {run.device: np.median(run.stamps[run.stamps > 0], keepdims=True) for run in runs.values()}
     offsets = {d: float(alignment.offset(d, stamp)[0]) for d, stamp in middle.items()} if alignment else {}
@@ -186,13 +212,14 @@ def _granularity(stamps: Int64s) -> int:
 def _workers(run: StageRun) -> tuple[NDArray[np.int64], int]:
     """([tiles] worker of each tile, number of workers).
 
-    A persistent CTA takes every so many-th ticket. A classical grid's CTAs are dispatched in the order of their
-    numbers, each to the place that became free first; there are as many places as tiles were once under way together.
+    A persistent CTA takes every so many-th ticket, over all the stages that it walks through. A classical grid's CTAs
+    are dispatched in the order of their numbers, each to the place that became free first; there are as many places as
+    tiles were once under way together.
     """
     tiles = len(run.tickets)
     who = np.empty(tiles, dtype=np.int64)
     if run.workers is not None:
-        who[run.tickets] = np.arange(tiles) % run.workers
+        who[run.tickets] = (run.first_ticket + np.arange(tiles)) % run.workers
         return who, run.workers
     begin, end = run.stamps[:, SEEN], run.stamps[:, PUBLISHED]
     order = np.argsort(np.concatenate([end, begin]), kind="stable")  # at the same time, who ends makes room
@@ -206,7 +233,7 @@ def _workers(run: StageRun) -> tuple[NDArray[np.int64], int]:
 
 
 def buffer_bytes(workload: Workload, placement: Placement) -> dict[int, int]:
-    """Bytes of time stamps on each device."""
+    """Bytes of time stamps on each device, every stage being on one."""
     sizes = dict.fromkeys(placement.devices, 0)
     for i, stage in enumerate(workload.stages):
         sizes[placement.device_of(i)] += stage.grid.tiles * EVENTS.value * STAMP_BYTES
@@ -217,6 +244,7 @@ def check_room(workload: Workload, placement: Placement, free: Callable[[int], i
     """Refuse a trace whose time stamps do not fit.
 
     Args:
+        workload, placement: with every stage on one device (see `graph.cut`).
         free: device -> bytes that it has left.
 
     Raises:

@@ -107,13 +107,12 @@ def _quantity(lengths: NDArray[np.int64], of: int, hidden: float | None) -> Quan
 
 
 def _overlap(trace: Trace, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[records]: how much of [begin, end) the same worker spends on another tile's math."""
+    """[records]: how much of [begin, end), before or after the record's own math, the worker spends on other math."""
     found = np.zeros(len(trace))
     for walk in trace.walks.values():
         math = np.sort(trace.at[walk][:, [LOADED, COMPUTED]], axis=0)
         math = np.maximum.accumulate(math.reshape(-1))  # begin, end, begin, end, ...
         spent = np.concatenate([[0], np.cumsum(np.diff(math) * (np.arange(len(math) - 1) % 2 == 0))])
         a, b = begin[walk], end[walk]
-        own = np.maximum(0, np.minimum(b, trace.at[walk, COMPUTED]) - np.maximum(a, trace.at[walk, LOADED]))
-        found[walk] = np.interp(b, math, spent) - np.interp(a, math, spent) - own
+        found[walk] = np.interp(b, math, spent) - np.interp(a, math, spent)
     return found

@@ -26,13 +26,13 @@ Why figures differ from the paper's, as far as the measurement itself says:
 
 * T1 here starts when the tile's stores are complete; that wait is listed as *drain*. A fence that follows the stores
   at once, as the paper's, contains the wait: compare its T1 with T1 + drain.
-* T2 is measured across two clocks; its error is that of the alignment (below). Producers write one word into the
-  consumer's memory and consumers poll their own, with the same code in both kernels, so the kernel should not matter.
-  The paper's classical kernel and its persistent one were measured on different GPUs, and it does not say what its
-  120 us consist of.
+* T2 is measured across two clocks; its error is at most that of their alignment (above). Producers write one word into
+  the consumer's memory and consumers poll their own, with the same code in both kernels, so the kernel should not
+  matter. The paper's classical kernel and its persistent one were measured on different GPUs, and it does not say what
+  its 120 us consist of.
 * T3 is the barrier of the role that polled and its proxy fence. In the persistent kernel that role is one warp.
 * T4 has no cluster to broadcast over: the load warp fetches the tile itself. What remains is the latency of the first
-  TMA load and of the barrier that hands it to the math, so it is longer than a broadcast of one word.
+  TMA load and of the barrier that hands it to the math, which is another thing than the broadcast of one word.
 * The paper's persistent figures are a B200's; these are those of the machine named above.
 """
 
@@ -44,8 +44,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     sections = [
         f"# Protocol overhead, GEMM {m} x {n} x {k}",
         f"{report['machine'].get('gpus')} x {report['machine'].get('gpu')}, bf16, commit {report['commit']}. "
-        f"Medians over all tiles of a run, in brackets the 5th and 95th percentile, in microseconds. The devices' clocks show "
-        f"{clock['granularity_ns']} ns and agree within {clock['error_ns'] / 1e3:.2f} us.",
+        f"Medians over all tiles of a run, in brackets the 5th and 95th percentile, in microseconds. The devices' "
+        f"clocks show {clock['granularity_ns']} ns and agree within {clock['error_ns'] / 1e3:.2f} us.",
         "## T1 to T4\n\nPipelined placement on two GPUs, queue, the pipeline's own tile order.",
         _quantities(report["quantities"]),
         EXPLANATION.rstrip(),
@@ -127,18 +127,13 @@ def _resources(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _ends(runs: Sequence[Mapping[str, Any]], alone: Sequence[Mapping[str, Any]]) -> str:
-    base = {
-        (a["kernel"], a["order"]): a["us"]["median"] for a in alone if a["destination"] == "local" and not a["protocol"]
-    }
-    rows = [
-        [
-            run["kernel"],
-            ORDERS[run["order"]],
-            _us(base.get((run["kernel"], run["order"]))),
-            *(_us(run[t]) for t in times),
-        ]
-        for run in runs
-    ]
+    plain = [a for a in alone if a["destination"] == "local" and not a["protocol"]]
+    base = {(a["kernel"], a["order"]): a["us"]["median"] for a in plain}
+    columns = ("producer_end_us", "consumer_begin_us", "consumer_end_us", "latency_us")
+    rows = []
+    for run in runs:
+        times = [base.get((run["kernel"], run["order"])), *(run[column] for column in columns)]
+        rows.append([run["kernel"], ORDERS[run["order"]], *(_us(time) for time in times)])
     head = ["alone, no protocol", "producer ends", "consumer begins", "consumer ends", "latency, not traced"]
     return _table(["kernel", "order", *head], rows)
 
