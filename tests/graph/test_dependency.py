@@ -83,6 +83,9 @@ def test_the_closed_form_is_the_general_path(pair: tuple[TileGrid, TileGrid]) ->
     )
     for name in ("offsets", "groups", "need", "member_offsets", "members"):
         assert np.array_equal(getattr(closed, name), getattr(general, name)), name
+    assert closed.same_as(general)
+    other = gemm_dependencies(pair[0], pair[1])
+    assert closed.same_as(other) == (pair[1].cols == 1)
 
 
 @given(maps(), st.booleans())

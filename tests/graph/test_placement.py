@@ -71,6 +71,10 @@ def test_a_text_of_another_form_is_refused(text: str) -> None:
     ("stages", "message"),
     [
         (((),), "stage 0 is placed on no device; give it at least one"),
+        (((Part(0), Part(1)),), "stage 0 is cut, but its part on device 0 names no columns; give every part"),
+        (((Part(0, None, (0, 8)), Part(1, None, (16, 24))),), "leave a gap, overlap or are none; let each part begin"),
+        (((Part(0, None, (8, 8)),),), "leave a gap, overlap or are none"),
+        (((Part(0, None, (-8, 16)),),), "leave a gap, overlap or are none"),
         (((Part(0), Part(0)),), r"stage 0 is cut over devices \[0, 0\]; name each device once"),
         (((Part(-1),),), "device -1 does not exist; devices count from 0"),
         (((Part(0, 0),),), "a share of 0 SMs; give at least one"),
@@ -125,6 +129,20 @@ def test_too_few_columns_for_the_devices_are_refused() -> None:
         PlacementError, match="stage 1: 16 columns cannot be cut over 3 devices in multiples of 8; use fewer"
     ):
         sharded([64, 16], [0, 1, 2])
+
+
+def test_nothing_to_place_is_refused() -> None:
+    for make in (
+        lambda: shared(2, [], 132),
+        lambda: shared(0, [0, 1], 132),
+        lambda: sharded([64], []),
+        lambda: sharded([], [0]),
+    ):
+        with pytest.raises(PlacementError, match=r"stages on devices .*: give at least one of both"):
+            make()
+    for make in (lambda: pipelined([]), lambda: Placement(())):
+        with pytest.raises(PlacementError, match="no stage is placed; name a device for each stage"):
+            make()
 
 
 def test_a_placement_error_is_an_invalid_input() -> None:

@@ -3,105 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tilerelay import InvalidInput, Pipeline, PipelineAborted, Placement, TilerelayError, dense_chain
+from tests.runtime.pipelines import Make, check, misbehave, poison, wrong, x_of
+from tilerelay import InvalidInput, PipelineAborted, Placement, TilerelayError, dense_chain
 from tilerelay.graph.tiling import permutation_order
-from tilerelay.graph.workload import Stage, Workload, chain
+from tilerelay.graph.workload import Stage, chain
 from tilerelay.kernels.protocol import COMPUTED, OBTAINED, PUBLISHED, SEEN, STORED
-from tilerelay.kernels.sync import INTERPRETED
-from tilerelay.runtime import pipeline as pipeline_module
 from tilerelay.runtime import virtual
 from tilerelay.runtime.oracle import TORCH_DTYPES
 from tilerelay.runtime.virtual_workers import Workers
 
-sys.path.append(str(Path(__file__).parent))  # the workers get this process's path, and find the program there
-from faulty_program import FaultyProgram
-
 TILE = (64, 64)
-Make = Callable[..., Pipeline]
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    """Three processes for all tests that leave them alive: starting them takes seconds."""
-    assert not INTERPRETED.value, "these tests are about parents that compile"
-    started = Workers(3)
-    yield started
-    started.close()
-
-
-@pytest.fixture
-def make(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes pipelines on the shared workers, with random weights (and biases), and closes them."""
-    made: list[Pipeline] = []
-
-    class Shared(virtual.VirtualPipeline):
-        program = FaultyProgram
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs, workers=workers)
-
-    monkeypatch.setattr(pipeline_module, "VirtualPipeline", Shared)
-
-    def one(workload: Workload, **options: Any) -> Pipeline:
-        made.append(Pipeline(workload, weights_of(workload), **options))
-        return made[-1]
-
-    yield one
-    for pipeline in made:
-        pipeline.close()
-
-
-def weights_of(workload: Workload, seed: int = 0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    dtype = TORCH_DTYPES[workload.dtype]
-    return [(torch.randn(s.grid.n, s.k, generator=generator) / s.k**0.5).to(dtype) for s in workload.stages]
-
-
-def x_of(workload: Workload, seed: int) -> torch.Tensor:
-    first = workload.stages[0]
-    x = torch.randn(first.grid.m, first.k, generator=torch.Generator().manual_seed(seed + 1000))
-    return x.to(TORCH_DTYPES[workload.dtype])
-
-
-def poison(pipeline: Pipeline) -> None:
-    for output in [*pipeline.intermediates, pipeline.y]:
-        output.fill_(float("nan"))
-
-
-def misbehave(pipeline: Pipeline, stage: int, fault: str, *arguments: Any) -> None:
-    run: Any = pipeline._run
-    run._workers.call(stage, run._key, "misbehave", fault, *arguments)
-    run._workers.gather([stage], 30, "misbehave")
-
-
-def wrong(pipeline: Pipeline, x: torch.Tensor) -> bool:
-    """Any stage's output differs from the oracle's in any bit."""
-    outputs = [*pipeline.intermediates, pipeline.y]
-    return not all(torch.equal(a, b) for a, b in zip(outputs, pipeline.oracle(x), strict=True))
-
-
-def check(pipeline: Pipeline, seeds: int | list[int] = 2) -> None:
-    """Runs on changing inputs, into NaN, and compares with the oracle bit for bit, and with fp32."""
-    for seed in range(seeds) if isinstance(seeds, int) else seeds:
-        poison(pipeline)
-        x = x_of(pipeline.workload, seed)
-        y = pipeline(x)
-        assert not wrong(pipeline, x), f"run with seed {seed}"
-        expected = x.float()
-        for weight in pipeline._weights:
-            expected = expected @ weight.float().T
-        torch.testing.assert_close(y.float(), expected, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("signalling", ["queue", "counter"])
@@ -266,11 +184,10 @@ def test_a_stage_that_raises_is_named_and_the_next_run_is_right(make: Make) -> N
 
 
 def test_what_cannot_work_is_refused(make: Make) -> None:
-    workload = dense_chain(64, [64] * 5, tile=TILE)
-    with pytest.raises(InvalidInput, match="3 workers for 4 virtual devices"):
-        make(workload)
+    with pytest.raises(InvalidInput, match="4 workers for 5 virtual devices"):
+        make(dense_chain(64, [64] * 6, tile=TILE))
     with pytest.raises(InvalidInput, match="hold_back"):
-        virtual.VirtualPipeline(*[None] * 6, timeout_us=1, hold_back=True)  # type: ignore[arg-type]
+        virtual.VirtualPipeline(*[None] * 5, timeout_us=1, hold_back=True)  # type: ignore[arg-type]
 
 
 def test_stamps_are_kept_only_when_wanted_and_cleared_by_a_reset(make: Make) -> None:
@@ -287,4 +204,4 @@ def test_stamps_are_kept_only_when_wanted_and_cleared_by_a_reset(make: Make) -> 
 
 def test_workers_have_no_more_threads_than_they_need(workers: Workers) -> None:
     """Products are summed in one order; two threads each: the interpreter and the one that watches the parent."""
-    assert [len(os.listdir(f"/proc/{pid}/task")) for pid in workers.pids] == [2, 2, 2]
+    assert [len(os.listdir(f"/proc/{pid}/task")) for pid in workers.pids] == [2] * 4

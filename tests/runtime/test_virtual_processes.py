@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tilerelay import Pipeline, TilerelayError, dense_chain, pipelined
+from tilerelay.graph.cut import cut
 from tilerelay.kernels.config import configure
 from tilerelay.protocol.layout import ProtocolLayout
 from tilerelay.runtime import virtual, virtual_workers
@@ -80,9 +81,9 @@ def pipeline_on(workers: Workers | None, timeout_s: float = 60.0, **options: Any
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(64, 64, generator=generator).to(torch.bfloat16) for _ in WORKLOAD.stages]
     kind = type("Faulty", (virtual.VirtualPipeline,), {"program": options.pop("program", FaultyProgram)})
-    placement = pipelined([0, 1])
+    placed = cut(WORKLOAD, pipelined([0, 1]))
     pipeline: virtual.VirtualPipeline = kind(
-        WORKLOAD, weights, [None, None], placement, ProtocolLayout(WORKLOAD, placement, "queue"),
+        placed, weights, [None, None], ProtocolLayout(placed.workload, placed.placement, "queue"),
         [configure("classical", (64, 64))] * 2, timeout_us=int(timeout_s * 1e6), workers=workers, **options,
     )  # fmt: skip
     return pipeline
@@ -94,10 +95,10 @@ def misbehave(pipeline: virtual.VirtualPipeline, stage: int, fault: str) -> None
 
 
 def is_right(pipeline: virtual.VirtualPipeline) -> bool:
-    for output in pipeline.outputs:
+    for output in pipeline.tensors.values():
         output.fill_(float("nan"))
-    pipeline.run(X)
-    return all(torch.equal(a, b) for a, b in zip(pipeline.outputs, pipeline.oracle(X), strict=True))
+    pipeline.run([X])
+    return all(torch.equal(a, b) for a, b in zip(pipeline.tensors.values(), pipeline.oracle(X), strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -179,10 +180,10 @@ def test_a_process_that_dies_or_hangs_ends_the_run(monkeypatch: pytest.MonkeyPat
         misbehave(pipeline, 0, fault)
     start = time.monotonic()
     with pytest.raises(TilerelayError, match=message):
-        pipeline.run(X)
+        pipeline.run([X])
     assert time.monotonic() - start < 15
     with pytest.raises(TilerelayError, match="cannot be run any more"):
-        pipeline.run(X)
+        pipeline.run([X])
     pipeline.close()
 
 
@@ -192,7 +193,7 @@ def test_a_stopped_process_ends_the_run_and_is_ended(monkeypatch: pytest.MonkeyP
     pipeline = pipeline_on(None, timeout_s=0.5)
     os.kill(pipeline._workers.pids[1], signal.SIGSTOP)
     with pytest.raises(TilerelayError, match=r"stage 1 \(layer1\) on virtual device 1: the process was stuck"):
-        pipeline.run(X)
+        pipeline.run([X])
     pipeline.close()
 
 
@@ -205,7 +206,7 @@ def test_an_interrupted_run_cannot_be_continued(monkeypatch: pytest.MonkeyPatch)
 
         patch.setattr(pipeline._workers, "wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            pipeline.run(X)
+            pipeline.run([X])
     with pytest.raises(TilerelayError, match="interrupted"):
         pipeline.oracle(X)
     pipeline.close()

@@ -132,7 +132,8 @@ class PipelineLaunch:
         outputs, parts = self._pipeline.outputs, self._pipeline.placement.stages[-1]
         cut = len(outputs) > 1 and not self._pipeline.replicate
         return [
-            Piece(tensor, first_column=part.columns[0] if cut else 0) for tensor, part in zip(outputs, parts, strict=True)
+            Piece(tensor, first_column=part.columns[0] if cut else 0)
+            for tensor, part in zip(outputs, parts, strict=True)
         ]
 
     def poison(self) -> list[torch.Tensor]:

@@ -126,6 +126,8 @@ def troubles(records: Sequence[Record]) -> list[str]:
 # README's columns: (heading, methods of which the best counts).
 README_COLUMNS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     ("pipelined", (Row(OURS, ONE_PROCESS),)),
+    ("sharded, Y cut", (Row("sharded", ONE_PROCESS),)),
+    ("sharded, Y on all", (Row("sharded-replicated", ONE_PROCESS),)),
     (
         "micro-batching, best chunk",
         (Row("microbatch-direct", ONE_PROCESS), Row("microbatch-copy", ONE_PROCESS)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -31,10 +32,14 @@ def main() -> None:
     """Entry point of the console script."""
     try:
         status = app(standalone_mode=False)
-    except (TilerelayError, typer.TyperException) as error:
-        text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        print(f"tilerelay: {text}", file=sys.stderr)
-        status = BAD_INPUT
-    except typer.Abort:
+        sys.stdout.flush()
+    except (typer.Abort, KeyboardInterrupt):
         status = INTERRUPTED
+    except (TilerelayError, typer.TyperException, MemoryError, OSError) as error:
+        text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        print(f"tilerelay: {' '.join(text.split()) or type(error).__name__}", file=sys.stderr)
+        status = BAD_INPUT
+        if isinstance(error, OSError):  # standard output itself may be what failed: say nothing more on it
+            sys.stderr.flush()
+            os._exit(status)
     sys.exit(status)

@@ -14,7 +14,7 @@ from tilerelay.graph.placement import pipelined
 STAGES, ROWS, WIDTH, TILE = 3, 384, 128, (64, 64)
 
 
-def demo(seed: Annotated[int, typer.Option(help="seed of the random data")] = 0) -> None:
+def demo(seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="seed of the random data")] = 0) -> None:
     """Run three dependent GEMMs on three virtual devices at once and compare them with the layer-by-layer result."""
     import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tilerelay.cli.progress import track
-from tilerelay.errors import InvalidInput
+from tilerelay.errors import InvalidInput, UnsupportedMachine
 from tilerelay.graph.choice import choose
 from tilerelay.graph.library import gemm_chain
 from tilerelay.graph.placement import Placement, pipelined, sharded, shared
@@ -30,7 +31,7 @@ VIRTUAL_TILE = (64, 64)
 
 
 def run(
-    layers: Annotated[int, typer.Option(help="number of GEMMs, one stage each")] = 2,
+    layers: Annotated[int, typer.Option(min=1, max=64, help="number of GEMMs, one stage each")] = 2,
     m: Annotated[
         int | None, typer.Option(help="rows of the batch; default 16384 on GPUs, 256 on virtual devices")
     ] = None,
@@ -98,7 +99,10 @@ def _place(
     if text == "sharded":
         return sharded(widths[1:], chosen), tile, None
     if text == "auto":
-        choice = choose(size["m"], widths, chosen)
+        from tilerelay.runtime.cuda import check_machine
+
+        sms = {} if backend == "cpu" else {"sms": min(check_machine(chosen).values())}
+        choice = choose(size["m"], widths, chosen, **sms)
         return choice.placement, tile if backend == "cpu" else choice.tile, str(choice)
     if backend == "cpu" or len(chosen) >= layers:
         return pipelined(chosen[:layers] if len(chosen) >= layers else chosen), tile, None
@@ -146,6 +150,7 @@ def measure(
         )
     if backend == "cuda":
         check_machine(placement.devices)
+    _check_memory(workload, backend)
     torch.manual_seed(0)
     dtype = TORCH_DTYPES[workload.dtype]
     homes = [parts[0].device for parts in placement.stages]
@@ -167,6 +172,21 @@ def measure(
     record["latency_us"] = {"median": statistics.median(times), "min": min(times), "max": max(times)}
     record["repeats"] = repeat
     return record
+
+
+def _check_memory(workload: Workload, backend: str) -> None:
+    """Raises UnsupportedMachine: the operands alone would not fit."""
+    import torch
+
+    elements = workload.stages[0].grid.m * workload.stages[0].k
+    elements += sum(s.grid.n * s.k + 2 * s.grid.m * s.grid.n for s in workload.stages)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if backend == "cuda":
+        free = sum(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
+    if 2 * elements > free:
+        raise UnsupportedMachine(
+            f"the operands take {2 * elements / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; choose smaller sizes"
+        )
 
 
 def _poisoned_run(pipe: Pipeline, x: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -32,7 +32,7 @@ TraceFile = Annotated[Path, typer.Argument(help="file that `tilerelay trace run 
 
 @trace.command("run")
 def trace_run(
-    layers: Annotated[int, typer.Option(help="number of GEMMs, one stage each")] = 2,
+    layers: Annotated[int, typer.Option(min=1, max=64, help="number of GEMMs, one stage each")] = 2,
     m: Annotated[int | None, typer.Option(help="rows of the batch; default 16384, or 256 on virtual devices")] = None,
     n: Annotated[int | None, typer.Option(help="columns of every layer's output; default 8192, or 128")] = None,
     k: Annotated[int | None, typer.Option(help="columns of the input; default 8192, or 128")] = None,

@@ -2,7 +2,7 @@
 
 A wave is one tile on every SM of a device. A stage takes ceil(tiles / SMs) waves, a wave as long as its tile's area
 times K. Pipelined stages overlap but for one wave each; parts of cut stages follow each other. What the model leaves
-out is measured and written down: docs/notes-sharded.md.
+out is measured and written down: docs/notes.md.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilerelay.errors import PlacementError
 from tilerelay.graph.placement import Placement, pipelined, sharded
 from tilerelay.graph.tiling import TileGrid
 
 TILES = ((128, 256), (128, 128))
 H200_SMS = 132
-# The small tile moves more bytes through L2 for a product. With few waves that shows; with many it is ahead, since it
-# draws less power under the cap (measured: 3 % slower at 2 waves of 8192 x 8192, 1 to 2 % faster from 8 on).
-FEW_WAVES = 6
-SMALL_TILE_FACTOR = {"few": 1.03, "many": 0.985}
+# The small tile moves more bytes through L2 for a product (measured at equal waves: 3 to 7 % slower below the power
+# cap; under it, at large M, it draws less power and is up to 2 % faster).
+SMALL_TILE_FACTOR = 1.04
 
 
 @dataclass(frozen=True)
@@ -57,22 +57,19 @@ def choose(m: int, widths: Sequence[int], devices: Sequence[int], *, sms: int = 
             options[f"pipelined {name}"] = pipelined(devices[: len(layers)]), tile, cost
         if len(devices) > 1:
             placement = sharded(widths[1:], devices)
-            widest = [max(end - first for first, end in _columns(parts)) for parts in placement.stages]
+            widest = [max(p.columns[1] - p.columns[0] for p in parts if p.columns) for parts in placement.stages]
             waves = [_wave_cost(m, n, k, tile, sms) for n, (_, k) in zip(widest, layers, strict=True)]
             options[f"sharded {name}"] = placement, tile, sum(count * wave for count, wave in waves)
     if not options:
-        options["pipelined"] = pipelined(devices), TILES[0], 0.0  # raises where one device cannot hold the layers
+        raise PlacementError(
+            f"{len(layers)} layers on {len(devices)} device: nothing to choose; give more devices, or SM shares"
+        )
     best = min(options, key=lambda name: options[name][2])
     placement, tile, _ = options[best]
     return Choice(placement, tile, {name: cost for name, (_, _, cost) in options.items()})
 
 
-def _columns(parts: Sequence[object]) -> list[tuple[int, int]]:
-    return [part.columns for part in parts]  # type: ignore[attr-defined]
-
-
 def _wave_cost(m: int, n: int, k: int, tile: tuple[int, int], sms: int) -> tuple[int, float]:
     """(waves, cost of one) of an [m, n] output with sums over k."""
     waves = -(-TileGrid(m, n, *tile).tiles // sms)
-    factor = 1.0 if tile == TILES[0] else SMALL_TILE_FACTOR["few" if waves <= FEW_WAVES else "many"]
-    return waves, tile[0] * tile[1] * k * factor
+    return waves, tile[0] * tile[1] * k * (1.0 if tile == TILES[0] else SMALL_TILE_FACTOR)

@@ -47,7 +47,7 @@ def cut(workload: Workload, placement: Placement) -> CutWorkload:
     Raises:
         PlacementError: another number of stages, or columns that are not all of a stage's or do not start at a
             multiple of eight.
-        InvalidInput: a cut stage in a workload that is not a chain of GEMMs.
+        InvalidInput: a cut stage in a workload that is not a chain of GEMMs, or one with an order of its own.
     """
     if len(placement.stages) != len(workload.stages):
         raise PlacementError(
@@ -75,8 +75,14 @@ def cut(workload: Workload, placement: Placement) -> CutWorkload:
             continue
         if not workload.is_chain:
             raise InvalidInput("only the stages of a chain can be cut by columns")
+        producer, consumer = workload.stages[edge.producer].grid, workload.stages[edge.consumer].grid
         # Where a panel is one tile, grouped and per tile are the same.
-        grouped = edge.dependencies.num_groups <= workload.stages[edge.consumer].grid.rows
+        grouped = edge.dependencies.num_groups <= consumer.rows
+        if not edge.dependencies.same_as(gemm_dependencies(producer, consumer, grouped=grouped)):
+            raise InvalidInput(
+                f"edge {edge.producer} -> {edge.consumer} has dependencies of its own; only a GEMM's, which reads "
+                f"whole row panels, can be cut by columns"
+            )
         edges += [
             Edge(p, c, gemm_dependencies(stages[p].grid, stages[c].grid, grouped=grouped))
             for c in consumers
@@ -97,9 +103,9 @@ def _columns(grid: TileGrid, stage: int, parts: tuple[Part, ...]) -> list[tuple[
             raise PlacementError(
                 f"stage {stage}: a part begins at column {first}; cut at multiples of 8 (16 bytes), as `sharded` does"
             )
-    if ranges[-1][1] != grid.n:
+    if (ranges[0][0], ranges[-1][1]) != (0, grid.n):
         raise PlacementError(
-            f"stage {stage}: the columns {ranges} end at {ranges[-1][1]}, the stage has {grid.n}; cut all of them"
+            f"stage {stage}: the columns {ranges} are not all of the stage's, 0 to {grid.n}; place every column"
         )
     return ranges
 

@@ -77,6 +77,11 @@ class TileDependencies:
         """Producer tiles that a group waits for."""
         return [int(p) for p in np.searchsorted(self.offsets, np.flatnonzero(self.groups == group), side="right") - 1]
 
+    def same_as(self, other: TileDependencies) -> bool:
+        """The same arrays."""
+        names = ("offsets", "groups", "need", "member_offsets", "members")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
     def per_tile(self) -> TileDependencies:
         """The same dependencies with one counter for every consumer tile (the paper's general case)."""
         sizes = np.diff(self.member_offsets)

@@ -123,10 +123,10 @@ class Placement:
 
 
 def _check_columns(stage: int, parts: tuple[Part, ...]) -> None:
-    """One part without columns, or parts that follow each other from column 0; `cut` knows where they must end."""
+    """One part without columns, or parts that follow each other; `cut` knows where the stage begins and ends."""
     if len(parts) == 1 and parts[0].columns is None:
         return
-    end = 0
+    end = None
     for part in parts:
         if part.columns is None:
             raise PlacementError(
@@ -134,10 +134,10 @@ def _check_columns(stage: int, parts: tuple[Part, ...]) -> None:
                 f"give every part columns=(first, end)"
             )
         first, last = part.columns
-        if first != end or last <= first:
+        if first < 0 or last <= first or end not in (None, first):
             raise PlacementError(
                 f"stage {stage}: columns {[p.columns for p in parts]} leave a gap, overlap or are none; "
-                f"let the parts follow each other from column 0"
+                f"let each part begin where the one before it ends"
             )
         end = last
 

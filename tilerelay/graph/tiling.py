@@ -13,6 +13,10 @@ from tilerelay.errors import InvalidInput
 Int32s = NDArray[np.int32]
 
 
+LARGEST = 2**31 - 1  # kernels count in int32
+MOST_TILES = 2**24
+
+
 @dataclass(frozen=True)
 class TileGrid:
     """An [m, n] output cut into [block_m, block_n] tiles; the last row and column of tiles may be ragged.
@@ -27,8 +31,15 @@ class TileGrid:
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "block_m", "block_n"):
-            if getattr(self, name) <= 0:
-                raise InvalidInput(f"{name}={getattr(self, name)}: sizes must be positive")
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InvalidInput(f"{name}={value!r}: sizes must be whole numbers")
+            if not 0 < value <= LARGEST:
+                raise InvalidInput(f"{name}={value}: sizes must be positive and below 2**31")
+        if self.tiles > MOST_TILES:
+            raise InvalidInput(
+                f"{self.tiles} tiles of {self.block_m} x {self.block_n}: at most {MOST_TILES}; take larger ones"
+            )
 
     @property
     def rows(self) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tilerelay.errors import InvalidInput
 from tilerelay.graph.dependency import TileDependencies, gemm_dependencies
-from tilerelay.graph.tiling import Int32s, TileGrid, grouped_order, permutation_order
+from tilerelay.graph.tiling import LARGEST, Int32s, TileGrid, grouped_order, permutation_order
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 DTYPES = ("bf16", "fp16")
@@ -33,8 +33,8 @@ class Stage:
     order: Int32s | None = None
 
     def __post_init__(self) -> None:
-        if self.k <= 0:
-            raise InvalidInput(f"stage {self.name}: k={self.k}: sizes must be positive")
+        if not isinstance(self.k, int) or not 0 < self.k <= LARGEST:
+            raise InvalidInput(f"stage {self.name}: k={self.k}: sizes must be positive and below 2**31")
         if self.activation not in ACTIVATIONS:
             raise InvalidInput(
                 f"stage {self.name}: unknown activation {self.activation!r}; choose one of {', '.join(ACTIVATIONS)}"

@@ -37,9 +37,14 @@ class KernelConfig:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA, an upper bound."""
+        return self.shared_bytes_at_least + _BARRIER_BYTES
+
+    @property
+    def shared_bytes_at_least(self) -> int:
+        """Shared memory of a CTA's buffers."""
         loads = self.num_buffers * (self.block_m + self.block_n) * self.block_k * 2
         stores = self.store_buffers * self.block_m * self.store_n * 2 if self.kind == "persistent" else 0
-        return loads + stores + _BARRIER_BYTES
+        return loads + stores
 
 
 def configure(kind: str, tile: tuple[int, int], shared_limit: int = HOPPER_SHARED_BYTES) -> KernelConfig:

@@ -169,6 +169,10 @@ class ProtocolLayout:
             if self.signalling == "queue" and len(out) > 1:
                 raise InvalidInput(f"stage {stage.name} has several readers; use signalling='counter' for that")
 
+    def counted_together(self, edge: int) -> list[int]:
+        """Edges whose tiles are counted in one scoreboard with this edge's; with queues, this edge alone."""
+        return self._together[edge]
+
     def in_edges(self, stage: int) -> list[int]:
         return [i for i, edge in enumerate(self.workload.edges) if edge.consumer == stage]
 

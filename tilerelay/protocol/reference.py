@@ -220,11 +220,13 @@ class ReferenceExecutor:
 
     def _missing(self, edge: int, groups: Sequence[int], epoch: int) -> str:
         """What the groups still need, from the words that kernels keep, too; any of them may be the one waited for."""
-        stage = self._edges[edge].producer
-        published, found = self.memory.stage(stage, "published"), []
-        for group in groups:
-            tiles = [p for p in self.ledger.prerequisites[edge][group] if published[p] != epoch]
-            found += [f"tiles {tiles} of {self._stages[stage].name} (group {group})"] if tiles else []
+        found = []
+        for e in self._layout.counted_together(edge):
+            stage = self._edges[e].producer
+            published = self.memory.stage(stage, "published")
+            for group in groups:
+                tiles = [p for p in self.ledger.prerequisites[e][group] if published[p] != epoch]
+                found += [f"tiles {tiles} of {self._stages[stage].name} (group {group})"] if tiles else []
         return ", or ".join(found) or "a signal that was lost: all its prerequisites are published"
 
     def _epilogue(self, stage: int, tile: int, epoch: int, run: int) -> Agent:

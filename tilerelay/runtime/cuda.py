@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from tilerelay.errors import UnsupportedMachine
+from tilerelay.kernels.sync import INTERPRETED
 
 PATTERN_WORDS = 1024
 
@@ -26,6 +27,8 @@ def check_machine(devices: Sequence[int]) -> dict[int, int]:
     """
     if not torch.cuda.is_available():
         raise UnsupportedMachine("no GPU is visible to torch; use backend='cpu' to run on virtual devices")
+    if INTERPRETED:
+        raise UnsupportedMachine("TRITON_INTERPRET is set: kernels would be interpreted; unset it before the import")
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         raise UnsupportedMachine("CUDA_LAUNCH_BLOCKING is set: stages that wait for each other would hang; unset it")
     count = torch.cuda.device_count()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -12,16 +12,16 @@ from tilerelay.errors import PlacementError
 from tilerelay.graph.cut import CutWorkload
 from tilerelay.graph.placement import Placement
 from tilerelay.kernels.config import KernelConfig
-from tilerelay.kernels.protocol import EVENTS
+from tilerelay.kernels.protocol import ENDED, EVENTS, WAKE_ALL
 from tilerelay.protocol.layout import ProtocolLayout, wrap32
 from tilerelay.runtime import cuda
 from tilerelay.runtime.launch import Launch, make_piece
 from tilerelay.runtime.oracle import TORCH_DTYPES
+from tilerelay.runtime.run_order import RunOrder
 from tilerelay.runtime.tensors import OutputPlan
 from tilerelay.runtime.workspace import Workspace, new_records
 
 POLL_S = 1e-3
-OUTSTANDING_RUNS = 32  # more queued launches would block the host in the middle of one
 
 
 class CudaPipeline:
@@ -77,17 +77,24 @@ class CudaPipeline:
                 self.workspace.stamps[i] = torch.zeros(tiles, EVENTS.value, dtype=torch.int64, device=f"cuda:{device}")
         first = cut.workload.stages[0]
         self.homes = [self._devices[i] for i in cut.parts_of(0)]
-        self._own_x = [torch.zeros(first.grid.m, first.k, dtype=dtype, device=f"cuda:{d}") for d in self.homes[1:]]
+        self._x_shape = first.grid.m, first.k
+        self._own_x: list[torch.Tensor] = []
         self._kernels = [kernel for program in cut.programs for kernel in self._kernels_of(program)]
         streams = {program: torch.cuda.Stream(self._devices[program[0]]) for program in cut.programs}
         self._streams = [streams[program] for program in cut.programs for _ in self._kernels_of(program)]
         self._launches: tuple[tuple[int, ...], list[Launch]] = ((), [])
         self._fork = cuda.Fork(list(streams.values()), self.homes[0])
-        self._done: deque[torch.cuda.Event] = deque()
-        self._last_caller: torch.cuda.Stream | None = None
-        self._spare = [torch.cuda.Event() for _ in range(OUTSTANDING_RUNS)]
+        self._order = RunOrder([self.homes[0], *(d for d in layout.devices if d != self.homes[0])], self._finish)
+        # Streams that no kernel is ever launched on, of another priority and so never one of those above.
+        self._rescue = {device: torch.cuda.Stream(device, priority=-1) for device in layout.devices}
+        # Before the memory of a pipeline that is dropped in a run is given to others:
+        self._release = weakref.finalize(self, _synchronize, layout.devices)
         self.reset()
-        self._dry_run()
+        try:
+            self._dry_run()
+        except BaseException:
+            _synchronize(layout.devices)
+            raise
 
     def _kernels_of(self, program: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The parts that follow each other on a device: one kernel walks over all neighbours that have the same one."""
@@ -101,7 +108,10 @@ class CudaPipeline:
         return kernels
 
     def launches(self, x: Sequence[torch.Tensor]) -> list[Launch]:
-        """All kernels' launches for an input, one tensor for each part of the first stage; made when x is another."""
+        """All kernels' launches for an input, one tensor for each part of the first stage; made when x is another.
+
+        The newest launches hold their input, so its address stays its own.
+        """
         where = tuple(tensor.data_ptr() for tensor in x)
         if where != self._launches[0]:
             self._launches = where, [self._launch(kernel, x) for kernel in self._kernels]
@@ -123,11 +133,11 @@ class CudaPipeline:
         self.workspace.reset(self._first_epoch)
         self.epoch = self._first_epoch
         self.synchronize()
+
     def _dry_run(self) -> None:
         """Compile every kernel and load it on its device; when nothing can hold up a launch any more, run once."""
-        first = self._cut.workload.stages[0]
-        x = torch.zeros(first.grid.m, first.k, dtype=self.results[0].dtype, device=f"cuda:{self.homes[0]}")
-        inputs = [x, *self._own_x]
+        dtype = self.results[0].dtype
+        inputs = [torch.zeros(*self._x_shape, dtype=dtype, device=f"cuda:{home}") for home in self.homes]
         for stream, launch in zip(self._streams, self.launches(inputs), strict=True):
             with cuda.on(stream):
                 launch.load()
@@ -136,14 +146,22 @@ class CudaPipeline:
         self.synchronize()
         self._launches = ((), [])
 
+    def _inputs(self, x: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """x for every part of the first stage; where it is given once, the tensors to copy it into."""
+        if len(x) == len(self.homes):
+            return list(x)
+        if not self._own_x:
+            self._own_x = [torch.empty(*self._x_shape, dtype=x[0].dtype, device=f"cuda:{d}") for d in self.homes[1:]]
+        return [*x, *self._own_x]
+
     def _enqueue(self, x: Sequence[torch.Tensor], fork: cuda.Fork, hold_back: bool) -> None:
         caller = torch.cuda.current_stream(self.homes[0])
-        inputs = [*x, *self._own_x] if len(x) == 1 else list(x)
+        inputs = self._inputs(x)
         launches = self.launches(inputs)
         fork.fork(caller)
-        for home, own in zip(self.homes[1:], self._own_x, strict=True) if len(x) == 1 else ():
+        for home, copy in zip(self.homes[1:], inputs[1:], strict=True) if len(x) < len(inputs) else ():
             with cuda.on(next(stream for stream in self._streams if stream.device_index == home)):
-                own.copy_(x[0], non_blocking=True)
+                copy.copy_(x[0], non_blocking=True)
         # Producers first (rule 8): the kernels that begin with the earliest stage.
         order = sorted(range(len(launches)), key=lambda i: self._kernels[i][0])
         for i in order:
@@ -159,31 +177,27 @@ class CudaPipeline:
         Args:
             x: [M, K] for every part of the first stage, or once, on the first one's device, to be copied to the others.
         """
-        self.order_run()
-        self._enqueue(x, self._fork, self._hold_back)
-        self.count_run()
-
-    def count_run(self) -> None:
-        """Keep the host's idea of the epoch, and of how many runs are outstanding, in step."""
+        self._order.before()
+        try:
+            self._enqueue(x, self._fork, self._hold_back)
+        except BaseException:  # some stages are launched, others not: they would wait, and their epochs differ
+            self._abandon()
+            raise
+        self._order.after()
         self.epoch += 1
-        event = self._spare.pop()
-        self._last_caller = torch.cuda.current_stream(self.homes[0])
-        event.record(self._last_caller)
-        self._done.append(event)
 
-    def order_run(self) -> None:
-        """The caller's stream waits for the run before, whatever stream that was on; the host for the 32nd before."""
-        if not self._spare:
-            self._done[0].synchronize()
-            self._spare.append(self._done.popleft())
-        caller = torch.cuda.current_stream(self.homes[0])
-        if self._last_caller is not None and caller != self._last_caller:
-            caller.wait_event(self._done[-1])
+    def replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Launch a captured run. Little Python comes before the launch: it counts as latency."""
+        self._order.before()
+        graph.replay()
+        self._order.after()
+        self.epoch += 1
 
     def capture(self, x: Sequence[torch.Tensor]) -> CudaGraphRun:
         """One CUDA graph over all devices that runs the pipeline on x's storage."""
         graph = torch.cuda.CUDAGraph()
         fork = cuda.Fork(self._fork.streams, self.homes[0])
+        self._inputs(x)
         self.synchronize()
         stream = torch.cuda.Stream(self.homes[0])  # torch's own capture stream may be on another device
         with torch.cuda.device(self.homes[0]), torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
@@ -191,35 +205,60 @@ class CudaPipeline:
         return CudaGraphRun(self, graph, x, fork)
 
     def synchronize(self) -> None:
-        """Wait for all runs. A stream that is held back longer than a wait's deadline is let go, to find out why."""
-        if self._hold_back and self._done:
+        """Wait for all runs."""
+        if self._order.last is not None:
+            self._finish(self._order.last)
+        _synchronize(self._layout.devices)
+
+    def _finish(self, run: torch.cuda.Event) -> None:
+        """Wait for a run. A stream that is held back longer than a wait's deadline is let go, to find out why."""
+        if self._hold_back:
             deadline = time.monotonic() + self._timeout_us * 1e-6
-            while not self._done[-1].query() and time.monotonic() < deadline:
+            while not run.query() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-            if not self._done[-1].query():
-                for part, device in enumerate(self._devices):
-                    with cuda.on(torch.cuda.Stream(device)):
-                        self.workspace.stage(part, "wake").fill_(wrap32(self.epoch).item())
-        for device in self._layout.devices:
-            torch.cuda.synchronize(device)
+            if not run.query():
+                self._write("wake", wrap32(self.epoch).item())
+        run.synchronize()
+
+    def _write(self, name: str, value: int) -> None:
+        """Write a word of every part's memory by the copy engine, past whatever its streams and SMs are busy with."""
+        word = torch.tensor([value], dtype=torch.int32, pin_memory=True)
+        for part, device in enumerate(self._devices):
+            with cuda.on(self._rescue[device]):
+                self.workspace.stage(part, name).copy_(word, non_blocking=True)
+        for stream in self._rescue.values():
+            stream.synchronize()
+
+    def _abandon(self) -> None:
+        """End a run that was launched in part, and put all memory back."""
+        self._write("abort", ENDED.value)
+        self._write("wake", wrap32(self.epoch + WAKE_ALL.value).item())
+        _synchronize(self._layout.devices)
+        self.reset()
 
     def close(self) -> None:
         """Wait for outstanding runs, then drop all memory."""
         self.synchronize()
+        self._release.detach()
         for name in ("tensors", "results", "workspace", "_own_x", "_launches", "_weights", "_biases"):
             setattr(self, name, None)
 
 
 class CudaGraphRun:
-    """A captured run; owns what the graph points at."""
+    """A captured run, with what it needs to stay alive beside its pipeline."""
 
-    def __init__(self, pipeline: CudaPipeline, graph: torch.cuda.CUDAGraph, x: Sequence[torch.Tensor], fork: cuda.Fork) -> None:
-        self._pipeline, self.graph, self._x, self._fork = pipeline, graph, x, fork
+    def __init__(
+        self, pipeline: CudaPipeline, graph: torch.cuda.CUDAGraph, x: Sequence[torch.Tensor], fork: cuda.Fork
+    ) -> None:
+        self._pipeline, self._graph, self._x, self._fork = pipeline, graph, x, fork
 
     def replay(self) -> None:
-        self._pipeline.order_run()
-        self.graph.replay()
-        self._pipeline.count_run()
+        self._pipeline.replay(self._graph)
+
+
+def _synchronize(devices: Sequence[int]) -> None:
+    for device in devices:
+        torch.cuda.synchronize(device)
 
 
 def _check_shares(placement: Placement, stage: int, config: KernelConfig, shared_limit: int) -> None:
@@ -231,7 +270,7 @@ def _check_shares(placement: Placement, stage: int, config: KernelConfig, shared
         raise PlacementError(
             f"stage {stage}: the classical kernel takes a whole device; use kernel='persistent' for SM shares"
         )
-    if 2 * config.shared_bytes <= shared_limit:
+    if 2 * config.shared_bytes_at_least <= shared_limit:
         raise PlacementError(
             f"stage {stage}: two CTAs of this tile fit on an SM, so a share would not hold; use a larger tile"
         )

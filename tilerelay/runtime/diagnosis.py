@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from tilerelay.protocol.layout import RECORD_FIELDS, ProtocolLayout, wrap32
+from collections.abc import Sequence
+
+from tilerelay.protocol.layout import RECORD_FIELDS, wrap32
 from tilerelay.runtime.workspace import Workspace
 
 NAMED_TILES = 8
 
 
-def describe(workspace: Workspace, epoch: int) -> list[str]:
-    """One line for every stage that gave up. Nothing may be running.
+def describe(workspace: Workspace, stage_of: Sequence[int]) -> list[str]:
+    """One line for every stage, or part of one, that gave up. Nothing may be running.
 
     Args:
-        epoch: unused runs of the pipeline count from here when a record carries none.
+        stage_of: the original stage of each of the layout's stages, which may be parts.
     """
     lines = []
     for stage, words in enumerate(workspace.records.tolist()):
         record = dict(zip(RECORD_FIELDS, words, strict=False))
         if record["raised"]:
-            lines.append(_describe_stage(workspace, stage, record))
+            lines.append(f"stage {stage_of[stage]} {_describe(workspace, stage, record)}")
     return lines
 
 
-def _describe_stage(workspace: Workspace, stage: int, record: dict[str, int]) -> str:
+def _describe(workspace: Workspace, stage: int, record: dict[str, int]) -> str:
     layout = workspace.layout
     name = layout.workload.stages[stage].name
     device = layout.placement.device_of(stage)
@@ -30,21 +32,27 @@ def _describe_stage(workspace: Workspace, stage: int, record: dict[str, int]) ->
         f"tile {record['tile']}" if record["tile"] >= 0 else f"the next tile of its queue (ticket {record['ticket']})"
     )
     missing = missing_producers(workspace, stage, record["group"], record["epoch"])
-    named = ", ".join(str(t) for t in missing[:NAMED_TILES]) + (", ..." if len(missing) > NAMED_TILES else "")
-    producer = layout.workload.stages[_in_edge(layout, stage).producer].name
-    return (
-        f"stage {stage} ({name}) on device {device} waited for {waits_for} in run {record['epoch']}; "
-        f"{len(missing)} of {producer}'s tiles had not been published: {named or 'none (an entry was lost)'}"
+    lacking = {producer: tiles for producer, tiles in missing.items() if tiles} or missing
+    return f"({name}) on device {device} waited for {waits_for} in run {record['epoch']}; " + "; ".join(
+        _named(layout.workload.stages[producer].name, tiles) for producer, tiles in lacking.items()
     )
 
 
-def missing_producers(workspace: Workspace, stage: int, group: int, epoch: int) -> list[int]:
-    """Producer tiles that a group (group < 0: any group) of a stage needs and that were not published in the run."""
-    edge = _in_edge(workspace.layout, stage)
-    published = workspace.stage(edge.producer, "published").cpu().numpy()
-    wanted = edge.dependencies.prerequisites_of(group) if group >= 0 else range(edge.dependencies.num_producers)
-    return [p for p in wanted if published[p] != wrap32(epoch)]
+def _named(producer: str, tiles: list[int]) -> str:
+    named = ", ".join(str(tile) for tile in tiles[:NAMED_TILES]) + (", ..." if len(tiles) > NAMED_TILES else "")
+    return f"{len(tiles)} of {producer}'s tiles had not been published: {named or 'none (an entry was lost)'}"
 
 
-def _in_edge(layout: ProtocolLayout, stage: int):  # type: ignore[no-untyped-def]
-    return next(e for e in layout.workload.edges if e.consumer == stage)
+def missing_producers(workspace: Workspace, stage: int, group: int, epoch: int) -> dict[int, list[int]]:
+    """By producer of a stage, its tiles that were not published in the run though a group needs them.
+
+    Args:
+        group: of the stage's tiles; negative: any.
+    """
+    missing = {}
+    for index in workspace.layout.in_edges(stage):
+        edge = workspace.layout.workload.edges[index]
+        published = workspace.stage(edge.producer, "published").cpu().numpy()
+        wanted = edge.dependencies.prerequisites_of(group) if group >= 0 else range(edge.dependencies.num_producers)
+        missing[edge.producer] = [p for p in wanted if published[p] != wrap32(epoch)]
+    return missing

@@ -49,13 +49,22 @@ def make_piece(
     return Piece(a, b, tuple(copies), workspace.segment(stage, into, out, bias), hooks, activation)
 
 
+def balanced_grid(tiles: int, sms: int) -> int:
+    """CTAs of a persistent grid: as few as finish in the same number of waves.
+
+    A wave that is a whole number of row panels completes them all, and the SMs left out draw no power.
+    """
+    waves = -(-tiles // sms)
+    return -(-tiles // waves)
+
+
 class Launch:
     """A kernel with all its arguments; calling it enqueues the kernel on the current stream.
 
     Args:
         pieces: the segments that it walks over.
         tiles: of all pieces together.
-        sms: CTAs of a persistent grid, one per SM; a classical grid has a CTA per tile.
+        sms: most CTAs of a persistent grid, one per SM; a classical grid has a CTA per tile.
     """
 
     def __init__(
@@ -72,7 +81,7 @@ class Launch:
             config, pieces, words=words, timeout_us=timeout_us, stride=workspace.layout.stride
         )
         self._kernel: Any = kernel
-        self._grid = (min(sms, tiles) if config.kind == "persistent" else tiles,)
+        self._grid = (balanced_grid(tiles, sms) if config.kind == "persistent" else tiles,)
 
     def load(self) -> None:
         """Compile the kernel and load it on the current GPU, without launching it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from tilerelay.kernels.config import HOPPER_SHARED_BYTES, configure
 from tilerelay.kernels.protocol import EVENTS
 from tilerelay.protocol.layout import ProtocolLayout
 from tilerelay.runtime import diagnosis
+from tilerelay.runtime.checks import DESCRIPTOR_BYTES, check_tensor, check_types, tensors_of
 from tilerelay.runtime.cuda import check_machine, shared_memory_limit
 from tilerelay.runtime.cuda_pipeline import CudaGraphRun, CudaPipeline
 from tilerelay.runtime.oracle import TORCH_DTYPES, LayerByLayer, whole_rows
@@ -23,7 +26,6 @@ from tilerelay.runtime.virtual import VirtualPipeline
 
 BACKENDS = ("cuda", "cpu")
 LONGEST_WAIT_S = 2000  # microseconds in an int32
-DESCRIPTOR_BYTES = 16  # a tensor descriptor's row stride must be a multiple of this
 
 
 class Pipeline:
@@ -74,6 +76,8 @@ class Pipeline:
         first_epoch: int = 1,
     ) -> None:
         self._closed = True  # until everything is there
+        self._busy = threading.Lock()
+        check_types(workload, weights, biases, placement, timeout_s, first_epoch)
         if not workload.is_chain:
             raise InvalidInput("the kernels run chains; this workload has stages with several inputs or outputs")
         if len(weights) != len(workload.stages):
@@ -120,13 +124,14 @@ class Pipeline:
             self._cut, self._weights, self._biases, layout, self._configs, replicate=replicate,
             timeout_us=int(timeout_s * 1e6), hold_back=hold_back, stamps=trace, first_epoch=first_epoch,
         )  # fmt: skip
+        self._raise_if_aborted()
         self._closed = False
-        self._oracle: LayerByLayer | None = None
 
     def _check_placement(self) -> None:
         if len(self.placement.stages) != len(self.workload.stages):
             raise PlacementError(
-                f"the placement has {len(self.placement.stages)} stages, the workload {len(self.workload.stages)}"
+                f"{len(self.placement.stages)} stages are placed, the workload has {len(self.workload.stages)}: "
+                f"place every stage"
             )
         if len(self.kernels) != len(self.workload.stages):
             raise InvalidInput(
@@ -142,6 +147,8 @@ class Pipeline:
                 )
         if self.backend == "cpu" and set(self.kernels) != {"classical"}:
             raise InvalidInput("virtual devices run the classical kernel; use kernel='classical'")
+        if self.replicate and self.placement.stages[-1][0].columns is None:
+            raise InvalidInput("replicate keeps an output whole that is cut by columns; this one is not cut")
         if self._hold_back and self.signalling != "queue":
             raise InvalidInput("hold_back waits for a queue's first entry; use signalling='queue'")
         if self.backend == "cpu" and self._hold_back:
@@ -155,7 +162,7 @@ class Pipeline:
     ) -> list[torch.Tensor]:
         """One tensor for each part of each stage, where the part is computed; checked."""
         if len(given) != len(self.workload.stages):
-            raise ShapeError(f"{len(given)} {what}s for {len(self.workload.stages)} stages; give one for each")
+            raise ShapeError(f"{what}: {len(given)} given for {len(self.workload.stages)} stages; give one for each")
         tensors = []
         for index, whole in enumerate(given):
             stage, parts = self.workload.stages[index], self._cut.parts_of(index)
@@ -164,11 +171,14 @@ class Pipeline:
                     rows = [whole]
                 else:
                     self._check_tensor(f"{what} of {stage.name}", whole, shape(stage), whole.device)
-                    rows = [whole[slice(*self._cut.columns[part])].to(self._device(part)) for part in parts]
+                    rows = [whole[slice(*self._cut.columns[part])].to(self._device(part), copy=True) for part in parts]
             else:
                 rows = list(whole)
             if len(rows) != len(parts):
-                raise ShapeError(f"{what} of {stage.name}: {len(rows)} pieces for {len(parts)} parts")
+                raise ShapeError(
+                    f"{what} of {stage.name}: {len(rows)} pieces for {len(parts)} parts; "
+                    f"give one for each, or the whole"
+                )
             for part, tensor in zip(parts, rows, strict=True):
                 placed = self._cut.workload.stages[part]
                 self._check_tensor(f"{what} of {placed.name}", tensor, shape(placed), self._device(part))
@@ -194,27 +204,18 @@ class Pipeline:
         return [parts[0].sms or sms[parts[0].device] for parts in self._cut.placement.stages]
 
     def _device(self, part: int) -> torch.device:
-        return torch.device("cpu") if self.backend == "cpu" else torch.device("cuda", self._cut.placement.device_of(part))
+        return (
+            torch.device("cpu") if self.backend == "cpu" else torch.device("cuda", self._cut.placement.device_of(part))
+        )
 
     def _check_tensor(self, what: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-        dtype = TORCH_DTYPES[self.workload.dtype]
-        if tuple(tensor.shape) != shape:
-            raise ShapeError(f"{what} has shape {list(tensor.shape)}, needs {list(shape)}")
-        if tensor.dtype != dtype:
-            raise ShapeError(
-                f"{what} is {tensor.dtype}, the workload is {self.workload.dtype}; convert it with .to({dtype})"
-            )
-        if tensor.device != device:
-            raise ShapeError(f"{what} is on {tensor.device}, its stage on {device}; move it with .to('{device}')")
-        if not tensor.is_contiguous() or tensor.data_ptr() % DESCRIPTOR_BYTES:
-            raise ShapeError(f"{what} is not contiguous and 16-byte aligned; pass .contiguous()")
+        check_tensor(what, tensor, shape, TORCH_DTYPES[self.workload.dtype], device)
 
     def _check_x(self, x: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """x for every part of the first stage, or once, on the first one's device."""
-        if self._closed:
-            raise InvalidInput("this pipeline is closed")
+        self._check_open()
         first, homes = self.workload.stages[0], [self._device(part) for part in self._cut.parts_of(0)]
-        given = [x] if isinstance(x, torch.Tensor) else list(x)
+        given = tensors_of(x)
         if len(given) not in (1, len(homes)):
             raise ShapeError(f"x is given {len(given)} times; give it once, or on each of {len(homes)} devices")
         for tensor, home in zip(given, homes, strict=False):
@@ -228,6 +229,7 @@ class Pipeline:
         [M, N] on the last stage's device; of a last stage that is cut, [M, its columns] on each of its devices, or
         with `replicate` [M, N] on each.
         """
+        self._check_open()
         return self._run.results
 
     @property
@@ -244,6 +246,7 @@ class Pipeline:
     @property
     def intermediates(self) -> list[torch.Tensor]:
         """Outputs [M, N] of all stages but the last, stage by stage, every copy on its reader's device."""
+        self._check_open()
         last = len(self.workload.stages) - 1
         return [tensor for (stage, _), tensor in self._run.tensors.items() if stage < last]
 
@@ -272,11 +275,32 @@ class Pipeline:
             ShapeError: x does not fit. PipelineAborted: this run (virtual devices) or an earlier one (GPUs) was ended.
         """
         given = self._check_x(x)
-        self._raise_if_aborted()
-        self._run.run(given)
-        if self.backend == "cpu":
+        if self.backend == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise InvalidInput("a pipeline cannot be called in a capture of your own; use its capture(x)")
+        with self._alone():
             self._raise_if_aborted()
+            self._run.run(given)
+            if self.backend == "cpu":
+                self._raise_if_aborted()
         return self._result()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time: runs share their buffers.
+
+        Raises:
+            InvalidInput: another thread is launching a run.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise InvalidInput("another thread is running this pipeline; give each thread its own, or take turns")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidInput("this pipeline is closed")
 
     def _result(self) -> torch.Tensor | list[torch.Tensor]:
         return self.outputs if len(self.outputs) > 1 and not self.replicate else self.y
@@ -300,8 +324,7 @@ class Pipeline:
         Raises:
             PipelineAborted: one of them was ended; the pipeline has been reset and can be run again.
         """
-        if self._closed:
-            raise InvalidInput("this pipeline is closed")
+        self._check_open()
         self._run.synchronize()
         self._raise_if_aborted()
 
@@ -309,29 +332,28 @@ class Pipeline:
         if not self._run.workspace.aborted:
             return
         self._run.synchronize()
-        waits = diagnosis.describe(self._run.workspace, self._run.epoch)
+        waits = diagnosis.describe(self._run.workspace, [stage for stage, _ in self._cut.origin])
         self._run.reset()
         raise PipelineAborted("a wait ran past its deadline:\n  " + "\n  ".join(waits), waits)
 
     def oracle(self, x: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs of all stages from the same kernels, layer by layer on the first stage's device; equal bit for bit."""
+        """All stages' outputs from the same kernels, layer by layer on the first stage's device; equal bit for bit."""
         x = self._check_x(x)[0]
         if isinstance(self._run, VirtualPipeline):
             return self._run.oracle(x)
-        if self._oracle is None:
-            device = self._device(0)
-            sms = torch.cuda.get_device_properties(device).multi_processor_count
-            parts = [self._cut.parts_of(stage) for stage in range(len(self.workload.stages))]
-            weights = [whole_rows([self._weights[part] for part in of_stage], device) for of_stage in parts]
-            biases = [whole_rows([self._biases[part] for part in of_stage], device) for of_stage in parts]
-            configs = [self._configs[of_stage[0]] for of_stage in parts]
+        device = self._device(0)
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        parts = [self._cut.parts_of(stage) for stage in range(len(self.workload.stages))]
+        weights = [whole_rows([self._weights[part] for part in of_stage], device) for of_stage in parts]
+        biases = [whole_rows([self._biases[part] for part in of_stage], device) for of_stage in parts]
+        configs = [self._configs[of_stage[0]] for of_stage in parts]
+        with torch.cuda.device(device):
             whole = with_orders(self.workload, [sms] * len(parts))
-            self._oracle = LayerByLayer(whole, weights, biases, configs, device, sms)
-        with torch.cuda.device(self._device(0)):
-            return self._oracle.run(x)
+            return LayerByLayer(whole, weights, biases, configs, device, sms).run(x)
 
     def describe(self) -> dict[str, Any]:
-        """What runs: backend, devices, placement, signalling, kernel and tile shapes."""
+        """What runs: backend, devices, placement, signalling, kernels, and the stages' tile shapes."""
+        configs = [self._configs[self._cut.parts_of(stage)[0]] for stage in range(len(self.workload.stages))]
         return {
             "backend": self.backend,
             "devices": list(self.placement.devices),
@@ -339,21 +361,25 @@ class Pipeline:
             "replicate": self.replicate,
             "signalling": self.signalling,
             "kernel": "+".join(dict.fromkeys(self.kernels)),
-            "tile": [[c.block_m, c.block_n, c.block_k] for c in self._configs],
+            "tile": [[c.block_m, c.block_n, c.block_k] for c in configs],
         }
 
     def close(self) -> None:
         """Wait for outstanding runs and free everything. Closing twice is allowed."""
         if not self._closed:
             self._closed = True
-            self._oracle = None
             self._run.close()
 
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Close; raises PipelineAborted when a run was ended and nothing else is being raised."""
+        try:
+            if error is None and not self._closed:
+                self.synchronize()
+        finally:
+            self.close()
 
 
 class CapturedPipeline:
@@ -371,10 +397,11 @@ class CapturedPipeline:
         """Launch the graph on the current stream of the first stage's device; returns what the pipeline would.
 
         Raises:
-            InvalidInput: the pipeline is closed. PipelineAborted: an earlier run was ended.
+            InvalidInput: the pipeline is closed. PipelineAborted: an earlier run was ended, so this one is void, too.
         """
         if self._pipeline._closed:
             raise InvalidInput("the pipeline of this graph is closed")
-        self._pipeline._raise_if_aborted()
-        self._run.replay()
+        with self._pipeline._alone():
+            self._run.replay()
+            self._pipeline._raise_if_aborted()
         return self._pipeline._result()

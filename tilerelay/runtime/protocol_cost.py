@@ -20,7 +20,7 @@ from tilerelay.kernels.compile import compile_call
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import EVENTS
 from tilerelay.protocol.layout import ProtocolLayout
-from tilerelay.runtime.launch import Launch, make_piece
+from tilerelay.runtime.launch import Launch, balanced_grid, make_piece
 from tilerelay.runtime.tracing import StageRun, assemble, tickets
 from tilerelay.runtime.workspace import Workspace, new_records
 from tilerelay.trace.events import Trace
@@ -69,7 +69,7 @@ class ProducerAlone:
         self.workspace.reset()
         piece = make_piece(self.workspace, 0, x, weight, [out], None, announce=announce)
         self._workload, self._kernel, self._device = workload, config.kind, device
-        self._workers = min(sms, stage.grid.tiles) if config.kind == "persistent" else None
+        self._workers = balanced_grid(stage.grid.tiles, sms) if config.kind == "persistent" else None
         self._launch = Launch(config, [piece], self.workspace, stage.grid.tiles, sms, TIMEOUT_US)
 
     def __call__(self) -> None:

@@ -20,6 +20,7 @@ from tilerelay.kernels.protocol import EVENTS
 from tilerelay.protocol.layout import wrap32
 from tilerelay.runtime.clocks import Alignment, Clocks
 from tilerelay.runtime.cuda_pipeline import CudaPipeline
+from tilerelay.runtime.launch import balanced_grid
 from tilerelay.runtime.workspace import Workspace
 from tilerelay.trace.events import (
     KEYS,
@@ -111,7 +112,7 @@ def trace_of(pipe: Pipeline, alignment: Alignment | None = None) -> Trace:
             workers: int | None = 1  # a virtual device's process runs one CTA after another
             if isinstance(pipe._run, CudaPipeline):
                 sms = placement.stages[part][0].sms or pipe._run._sms_of[device]
-                workers = min(sms, sum(taken)) if kernel == "persistent" else None
+                workers = balanced_grid(sum(taken), sms) if kernel == "persistent" else None
             runs[part] = StageRun(
                 device, kernel, stamps[part].numpy().astype(np.int64), tickets(workspace, part), workers,
                 sum(taken[:i]), programs[part],

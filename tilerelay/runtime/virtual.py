@@ -23,6 +23,7 @@ from tilerelay.runtime.virtual_program import DeviceProgram
 from tilerelay.runtime.virtual_workers import Reply, Workers
 from tilerelay.runtime.workspace import Workspace
 
+MOST_DEVICES = 32
 LOOK_S = 0.25  # how often the parent looks whether the stages go on
 GRACE_S = 30.0  # what a stage may take for a tile beside its waits before it counts as stuck
 
@@ -57,8 +58,11 @@ class VirtualPipeline:
     ) -> None:
         if hold_back:
             raise InvalidInput("hold_back holds a GPU stream back; virtual devices have none")
-        self._workload, self._weights, self._biases, self._layout = cut.workload, weights, biases, layout
+        self._cut, self._workload, self._layout = cut, cut.workload, layout
+        self._weights, self._biases = weights, biases
         self._timeout_s, self._first_epoch = timeout_us * 1e-6, first_epoch
+        if len(layout.devices) > MOST_DEVICES:
+            raise InvalidInput(f"{len(layout.devices)} virtual devices: at most {MOST_DEVICES}, each is a process")
         self._broken: str | None = None
         self._memory = PipelineMemory(cut, layout, replicate=replicate, stamps=stamps)
         self.tensors = self._memory.tensors
@@ -184,7 +188,11 @@ class VirtualPipeline:
 
     def _name(self, worker: int) -> str:
         device, device_of = self._layout.devices[worker], self._layout.placement.device_of
-        stages = [f"stage {i} ({s.name})" for i, s in enumerate(self._workload.stages) if device_of(i) == device]
+        stages = [
+            f"stage {self._cut.origin[i][0]} ({s.name})"
+            for i, s in enumerate(self._workload.stages)
+            if device_of(i) == device
+        ]
         return f"{', '.join(stages)} on virtual device {device}"
 
     def synchronize(self) -> None:
@@ -202,5 +210,5 @@ class VirtualPipeline:
         if self._own_workers:
             self._workers.close()
         self._memory.shared.close()
-        for name in ("outputs", "workspace", "_memory", "_weights", "_biases"):
+        for name in ("tensors", "results", "workspace", "_memory", "_weights", "_biases"):
             setattr(self, name, None)

@@ -40,7 +40,6 @@ class DeviceProgram:
         layout = ProtocolLayout(cut.workload, cut.placement, signalling)
         self.memory = PipelineMemory(cut, layout, replicate=replicate, stamps=stamps, fd=fd)
         self.stages = [i for i in range(len(cut.origin)) if cut.placement.device_of(i) == device]
-        self._oracle: LayerByLayer | None = None
 
     def run(self) -> None:
         """Run this device's stages once. Returns when they are done, or have been ended by an abort."""
@@ -66,11 +65,10 @@ class DeviceProgram:
     def oracle(self) -> None:
         """All stages layer by layer, in this process alone, from `memory.x` into `memory.oracle_outputs`."""
         memory, cpu = self.memory, torch.device("cpu")
-        if self._oracle is None:
-            parts = [self.cut.parts_of(stage) for stage in range(len(self.cut.whole.stages))]
-            weights = [whole_rows([memory.weights[part] for part in of_stage], cpu) for of_stage in parts]
-            biases = [whole_rows([memory.biases[part] for part in of_stage], cpu) for of_stage in parts]
-            configs = [self.configs[of_stage[0]] for of_stage in parts]
-            self._oracle = LayerByLayer(self.cut.whole, weights, biases, configs, cpu, sms=1)
-            self._oracle.outputs = memory.oracle_outputs
-        self._oracle.run(memory.x)
+        parts = [self.cut.parts_of(stage) for stage in range(len(self.cut.whole.stages))]
+        weights = [whole_rows([memory.weights[part] for part in of_stage], cpu) for of_stage in parts]
+        biases = [whole_rows([memory.biases[part] for part in of_stage], cpu) for of_stage in parts]
+        configs = [self.configs[of_stage[0]] for of_stage in parts]
+        oracle = LayerByLayer(self.cut.whole, weights, biases, configs, cpu, sms=1)
+        oracle.outputs = memory.oracle_outputs
+        oracle.run(memory.x)
