@@ -1,0 +1,88 @@
+"""Runs and what surrounds them: readers on other devices, other pipelines, launches that break off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from tests.gpu.cases import assert_equals_oracle, make, poison
+from tilerelay import InvalidInput, Placement, dense_chain, sharded
+
+WIDTHS = [1024, 2048, 1024]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("placement", ["0,1", "1,0", "sharded"])
+def test_the_output_can_be_read_at_once(placement: str, graph: bool) -> None:
+    """Readers on each device's current stream come after the run, and the next run after the readers."""
+    placed = sharded(WIDTHS[1:], [0, 1]) if placement == "sharded" else Placement.parse(placement)
+    pipe, x = make(dense_chain(8000, WIDTHS), placed)
+    inputs = [torch.randn_like(x) for _ in range(2)]
+    with pipe:
+        expected = [pipe.oracle(value)[-1].clone() for value in inputs]
+        replay = pipe.capture(x).replay if graph else lambda: pipe(x)
+        for run in range(10):
+            x.copy_(inputs[run % 2])
+            replay()
+            copies = [output.clone() for output in pipe.outputs]
+            whole = torch.cat([copy.to(x.device) for copy in copies], dim=1)
+            assert torch.equal(whole, expected[run % 2])
+
+
+def test_pipelines_that_share_devices_do_not_block_each_other() -> None:
+    chain = dense_chain(3000, WIDTHS)
+    pipes = [make(chain, Placement.parse(text), timeout_s=2.0) for text in ("0,1", "1,0")]
+    pipes += [make(chain, sharded(WIDTHS[1:], [0, 1]), timeout_s=2.0) for _ in range(2)]
+    streams = [torch.cuda.Stream(x.device) for _, x in pipes]
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    for _ in range(10):
+        for (pipe, x), stream in zip(pipes, streams, strict=True):
+            with torch.cuda.device(x.device), torch.cuda.stream(stream):
+                pipe(x)
+    for pipe, x in pipes:
+        with pipe:
+            pipe.synchronize()
+            assert_equals_oracle(pipe, x)
+
+
+def test_a_launch_that_breaks_off_leaves_a_pipeline_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, x = make(dense_chain(3000, WIDTHS), Placement.parse("0,1"))
+    launches = pipe._run.launches
+
+    def broken(inputs: Sequence[torch.Tensor]) -> list[Callable[[], None]]:
+        def fail() -> None:
+            raise KeyboardInterrupt
+
+        return [launches(inputs)[0], fail]
+
+    with pipe:
+        for _ in range(2):
+            with monkeypatch.context() as patched:
+                patched.setattr(pipe._run, "launches", broken)
+                with pytest.raises(KeyboardInterrupt):
+                    pipe(x)
+            poison(pipe)
+            pipe(x)
+            pipe.synchronize()
+            assert_equals_oracle(pipe, x)
+
+
+def test_a_pipeline_may_be_dropped_in_a_run() -> None:
+    pipe, x = make(dense_chain(8000, WIDTHS), Placement.parse("0,1"))
+    for _ in range(5):
+        pipe(x)
+    y = pipe.y
+    expected = pipe.oracle(x)[-1].to(y.device)
+    del pipe
+    assert torch.equal(y, expected)
+
+
+def test_not_in_a_capture_of_ones_own() -> None:
+    pipe, x = make(dense_chain(300, WIDTHS), Placement.parse("0,1"))
+    with pipe:
+        stream = torch.cuda.Stream(0)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream), pytest.raises(InvalidInput, match="capture"):
+            pipe(x)
