@@ -124,7 +124,7 @@ class CudaPipeline:
             source = x[self._cut.origin[part][1]] if place is None else self.tensors[place]
             copies = self._plan.copies(part, self.tensors)
             pieces.append(make_piece(self.workspace, part, source, self._weights[part], copies, self._biases[part]))
-        tiles = sum(self._cut.workload.stages[part].grid.tiles for part in parts)
+        tiles = [self._cut.workload.stages[part].grid.tiles for part in parts]
         sms = self._cut.placement.stages[parts[0]][0].sms or self._sms_of[self._devices[parts[0]]]
         return Launch(self._configs[parts[0]], pieces, self.workspace, tiles, sms, self._timeout_us)
 

@@ -49,13 +49,15 @@ def make_piece(
     return Piece(a, b, tuple(copies), workspace.segment(stage, into, out, bias), hooks, activation)
 
 
-def balanced_grid(tiles: int, sms: int) -> int:
-    """CTAs of a persistent grid: as few as finish in the same number of waves.
+def balanced_grid(tiles: Sequence[int], sms: int) -> int:
+    """CTAs of a persistent grid: as few as finish every segment in the same number of waves.
 
     A wave that is a whole number of row panels completes them all, and the SMs left out draw no power.
+
+    Args:
+        tiles: of each segment that the kernel walks over.
     """
-    waves = -(-tiles // sms)
-    return -(-tiles // waves)
+    return max(-(-count // -(-count // sms)) for count in tiles)
 
 
 class Launch:
@@ -63,7 +65,7 @@ class Launch:
 
     Args:
         pieces: the segments that it walks over.
-        tiles: of all pieces together.
+        tiles: of each piece.
         sms: most CTAs of a persistent grid, one per SM; a classical grid has a CTA per tile.
     """
 
@@ -72,7 +74,7 @@ class Launch:
         config: KernelConfig,
         pieces: Sequence[Piece],
         workspace: Workspace,
-        tiles: int,
+        tiles: Sequence[int],
         sms: int,
         timeout_us: int,
     ) -> None:
@@ -81,7 +83,7 @@ class Launch:
             config, pieces, words=words, timeout_us=timeout_us, stride=workspace.layout.stride
         )
         self._kernel: Any = kernel
-        self._grid = (balanced_grid(tiles, sms) if config.kind == "persistent" else tiles,)
+        self._grid = (balanced_grid(tiles, sms) if config.kind == "persistent" else sum(tiles),)
 
     def load(self) -> None:
         """Compile the kernel and load it on the current GPU, without launching it."""

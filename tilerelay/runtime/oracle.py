@@ -54,7 +54,7 @@ class LayerByLayer:
             piece = make_piece(
                 self._workspace, i, source, self._weights[i], out, self._biases[i], listen=False, announce=False
             )
-            Launch(config, [piece], self._workspace, stage.grid.tiles, self._sms, timeout_us=1)()
+            Launch(config, [piece], self._workspace, [stage.grid.tiles], self._sms, timeout_us=1)()
         return self.outputs
 
 

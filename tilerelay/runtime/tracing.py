@@ -112,7 +112,7 @@ def trace_of(pipe: Pipeline, alignment: Alignment | None = None) -> Trace:
             workers: int | None = 1  # a virtual device's process runs one CTA after another
             if isinstance(pipe._run, CudaPipeline):
                 sms = placement.stages[part][0].sms or pipe._run._sms_of[device]
-                workers = balanced_grid(sum(taken), sms) if kernel == "persistent" else None
+                workers = balanced_grid(taken, sms) if kernel == "persistent" else None
             runs[part] = StageRun(
                 device, kernel, stamps[part].numpy().astype(np.int64), tickets(workspace, part), workers,
                 sum(taken[:i]), programs[part],

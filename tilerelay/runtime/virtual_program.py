@@ -48,7 +48,7 @@ class DeviceProgram:
 
     def launch(self, i: int) -> None:
         Launch(
-            self.configs[i], [self.piece(i)], self.memory.workspace, self.cut.workload.stages[i].grid.tiles,
+            self.configs[i], [self.piece(i)], self.memory.workspace, [self.cut.workload.stages[i].grid.tiles],
             sms=1, timeout_us=self.timeout_us,
         )()  # fmt: skip
 
