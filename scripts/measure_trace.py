@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from tilerelay.errors import TilerelayError
-from tilerelay.graph.library import gemm_chain
+from tilerelay.graph.catalog import gemm_chain
 from tilerelay.graph.placement import Placement, pipelined, sharded, shared
 from tilerelay.graph.tiling import TileGrid, grouped_order, row_panel_order
 from tilerelay.graph.workload import Workload, with_orders

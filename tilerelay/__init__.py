@@ -10,7 +10,7 @@ from tilerelay.errors import (
     TilerelayError,
     UnsupportedMachine,
 )
-from tilerelay.graph.library import dense_chain, gemm_chain, mlp
+from tilerelay.graph.catalog import dense_chain, gemm_chain, mlp
 from tilerelay.graph.placement import Placement, pipelined, sharded, shared
 
 if TYPE_CHECKING:

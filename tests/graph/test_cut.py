@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilerelay.errors import InvalidInput, PlacementError
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.cut import CutWorkload, cut
 from tilerelay.graph.dependency import from_prerequisites, gemm_dependencies
-from tilerelay.graph.library import dense_chain
 from tilerelay.graph.placement import Part, Placement, pipelined, sharded
 from tilerelay.graph.tiling import TileGrid, grouped_order
 from tilerelay.graph.workload import Edge, Stage, Workload, chain

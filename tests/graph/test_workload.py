@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tilerelay.errors import InvalidInput
+from tilerelay.graph.catalog import MLP_SHAPES, dense_chain, gemm_chain, mlp
 from tilerelay.graph.dependency import from_prerequisites, gemm_dependencies
-from tilerelay.graph.library import MLP_SHAPES, dense_chain, gemm_chain, mlp
 from tilerelay.graph.tiling import TileGrid, grouped_order, row_panel_order
 from tilerelay.graph.workload import L2_PANELS, Edge, Stage, Workload, chain, with_orders
 

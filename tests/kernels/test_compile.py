@@ -15,8 +15,8 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.variants import KERNELS, SEVERAL, TILE, compiled, hooks
 from tilerelay.errors import InvalidInput, UnsupportedMachine
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.cut import cut
-from tilerelay.graph.library import dense_chain
 from tilerelay.graph.placement import Placement, pipelined, sharded
 from tilerelay.kernels import compile as compiler
 from tilerelay.kernels.call import gemm_call

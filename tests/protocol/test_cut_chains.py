@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.protocol.graphs import EPOCHS
 from tests.protocol.test_reference import check_events
 from tilerelay.errors import InvalidInput, PipelineAborted
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.cut import CutWorkload, cut
 from tilerelay.graph.dependency import from_prerequisites
-from tilerelay.graph.library import dense_chain
 from tilerelay.graph.placement import Part, Placement, pipelined, sharded
 from tilerelay.graph.tiling import TileGrid
 from tilerelay.graph.workload import Edge, Stage, Workload

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.protocol.graphs import EPOCHS, placements, workloads
 from tilerelay.errors import InvalidInput, PlacementError
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.dependency import from_prerequisites
-from tilerelay.graph.library import dense_chain
 from tilerelay.graph.placement import pipelined, sharded
 from tilerelay.graph.tiling import TileGrid, row_panel_order
 from tilerelay.graph.workload import Edge, Stage, Workload

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.protocol.graphs import EPOCHS, placements, workloads
 from tilerelay.errors import InvalidInput, PipelineAborted
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.dependency import from_prerequisites
-from tilerelay.graph.library import dense_chain
 from tilerelay.graph.placement import pipelined
 from tilerelay.graph.tiling import TileGrid
 from tilerelay.graph.workload import Edge, Stage, Workload

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.cut import CutWorkload, cut
-from tilerelay.graph.library import dense_chain
 from tilerelay.graph.placement import Placement, pipelined, sharded
 from tilerelay.protocol.layout import RECORD_FIELDS, ProtocolLayout
 from tilerelay.runtime.diagnosis import describe, missing_producers

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.test_cut import placements
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.cut import cut
-from tilerelay.graph.library import dense_chain
 from tilerelay.graph.placement import Part, Placement, pipelined, sharded
 from tilerelay.runtime.tensors import OutputPlan
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.cut import cut
-from tilerelay.graph.library import dense_chain
 from tilerelay.graph.placement import sharded
 from tilerelay.graph.workload import Workload, with_orders
 from tilerelay.runtime.tracing import StageRun, assemble

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.trace.made import MATH, STORE, SWITCH, T1, T2, T3, T4, WORKERS, pipeline, random_trace, table
-from tilerelay.graph.library import dense_chain
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.trace.events import COMPUTED, LOADED, PUBLISHED, SEEN, STAGE, Trace
 from tilerelay.trace.overhead import PAPER_US, QUANTITIES, overhead
 from tilerelay.trace.path import ARRIVAL, START, TURN, critical_path, hops, path_time

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tilerelay.errors import UnsupportedMachine
-from tilerelay.graph.library import dense_chain
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.kernels.compile import compile_call
 from tilerelay.kernels.ping import ping, pong
 from tilerelay.runtime.clocks import Alignment, Reading, reading

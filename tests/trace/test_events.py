@@ -7,8 +7,8 @@ import pytest
 
 from tests.trace.made import WORKERS, pipeline, random_trace, table
 from tilerelay.errors import InvalidInput
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.dependency import from_prerequisites
-from tilerelay.graph.library import dense_chain
 from tilerelay.graph.workload import Edge
 from tilerelay.kernels import protocol
 from tilerelay.trace import events

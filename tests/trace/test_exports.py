@@ -19,7 +19,7 @@ import pytest
 
 from tests.trace.made import MATH, WORKERS, pipeline, random_trace, table
 from tilerelay.errors import InvalidInput
-from tilerelay.graph.library import dense_chain
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.trace import chrome, html
 from tilerelay.trace.events import PHASES, Trace
 from tilerelay.trace.path import critical_path

@@ -17,7 +17,7 @@ from tests.trace.made import T1, T2, pipeline
 from tilerelay.cli.timeline import COLUMNS, draw
 from tilerelay.cli.trace import trace as app
 from tilerelay.errors import InvalidInput
-from tilerelay.graph.library import gemm_chain
+from tilerelay.graph.catalog import gemm_chain
 from tilerelay.kernels.config import configure
 from tilerelay.runtime import tracing
 from tilerelay.runtime.protocol_cost import resources

@@ -20,7 +20,7 @@ from tilerelay.baselines.cuda_lanes import CudaLanes
 from tilerelay.baselines.lanes import Lanes
 from tilerelay.baselines.method import Lives, Piece, Variant, refuse_unless
 from tilerelay.baselines.operands import Operands
-from tilerelay.graph.library import dense_chain
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.placement import Part, Placement
 from tilerelay.runtime.cuda import on
 from tilerelay.runtime.pipeline import Pipeline

@@ -12,7 +12,7 @@ from tilerelay.baselines.cell import Cell
 from tilerelay.baselines.lanes import Lanes
 from tilerelay.baselines.method import Lives, Piece, Variant, layers_fill_gpus, refuse_unless, several_gpus
 from tilerelay.baselines.operands import Operands
-from tilerelay.graph.library import dense_chain
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.placement import pipelined, sharded
 from tilerelay.runtime.pipeline import Pipeline
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from tilerelay.cli.timeline import draw
-from tilerelay.graph.library import gemm_chain
+from tilerelay.graph.catalog import gemm_chain
 from tilerelay.graph.placement import pipelined
 
 STAGES, ROWS, WIDTH, TILE = 3, 384, 128, (64, 64)

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from tilerelay.cli.progress import track
 from tilerelay.errors import InvalidInput, UnsupportedMachine
+from tilerelay.graph.catalog import gemm_chain
 from tilerelay.graph.choice import choose
-from tilerelay.graph.library import gemm_chain
 from tilerelay.graph.placement import Placement, pipelined, sharded, shared
 from tilerelay.graph.workload import Workload
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from tilerelay.cli.run import SIZES, _place
 from tilerelay.cli.timeline import draw
 from tilerelay.errors import InvalidInput
+from tilerelay.graph.catalog import gemm_chain
 from tilerelay.graph.cut import cut
-from tilerelay.graph.library import gemm_chain
 from tilerelay.trace import chrome, html
 from tilerelay.trace.events import Trace
 from tilerelay.trace.overhead import PAPER_US, QUANTITIES, overhead

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tilerelay.errors import InvalidInput, PipelineAborted, PlacementError, ShapeError
-from tilerelay.graph.cut import cut
-from tilerelay.graph.placement import Placement, pipelined
-from tilerelay.graph.workload import Stage, Workload, with_orders
-from tilerelay.kernels.config import HOPPER_SHARED_BYTES, configure
+from tilerelay.errors import InvalidInput, PipelineAborted
+from tilerelay.graph.placement import Placement
+from tilerelay.graph.workload import Workload, with_orders
 from tilerelay.kernels.protocol import EVENTS
-from tilerelay.protocol.layout import ProtocolLayout
 from tilerelay.runtime import diagnosis
-from tilerelay.runtime.checks import DESCRIPTOR_BYTES, check_tensor, check_types, tensors_of
-from tilerelay.runtime.cuda import check_machine, shared_memory_limit
 from tilerelay.runtime.cuda_pipeline import CudaGraphRun, CudaPipeline
-from tilerelay.runtime.oracle import TORCH_DTYPES, LayerByLayer, whole_rows
+from tilerelay.runtime.oracle import LayerByLayer, whole_rows
+from tilerelay.runtime.plan import Plan
 from tilerelay.runtime.virtual import VirtualPipeline
-
-BACKENDS = ("cuda", "cpu")
-LONGEST_WAIT_S = 2000  # microseconds in an int32
 
 
 class Pipeline:
@@ -77,150 +69,28 @@ class Pipeline:
     ) -> None:
         self._closed = True  # until everything is there
         self._busy = threading.Lock()
-        check_types(workload, weights, biases, placement, timeout_s, first_epoch)
-        if not workload.is_chain:
-            raise InvalidInput("the kernels run chains; this workload has stages with several inputs or outputs")
-        if len(weights) != len(workload.stages):
-            raise ShapeError(f"{len(weights)} weights for {len(workload.stages)} stages")
-        first = weights[0] if isinstance(weights[0], torch.Tensor) else weights[0][0]
-        backend = backend or ("cuda" if first.is_cuda else "cpu")
-        if backend not in BACKENDS:
-            raise InvalidInput(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
-        if not 1e-6 <= timeout_s <= LONGEST_WAIT_S:
-            raise InvalidInput(f"timeout_s={timeout_s}: a wait's deadline must be between 1e-6 and {LONGEST_WAIT_S} s")
-        self.workload = workload
-        self.placement = placement or pipelined(range(len(workload.stages)))
-        self.signalling = signalling or ("queue" if self.placement.is_pipelined else "counter")
-        kernel = kernel or ("persistent" if backend == "cuda" else "classical")
-        self.kernels = [kernel] * len(workload.stages) if isinstance(kernel, str) else list(kernel)
-        self.backend = backend
-        self.replicate = replicate
-        self._hold_back = hold_back
-        self._check_placement()
-        if backend == "cuda":
-            check_machine(self.placement.devices)
-        self._cut = cut(workload, self.placement)
-        is_cut = [parts[0].columns is not None for parts in self._cut.placement.stages]
-        ordered = with_orders(self._cut.workload, self._tiles_in_flight(), is_cut)
-        self._cut = replace(self._cut, workload=ordered)
-        layout = ProtocolLayout(self._cut.workload, self._cut.placement, self.signalling)
-        layout.check_kernels_can()
-        limit = shared_memory_limit(self.placement.devices[0]) if backend == "cuda" else HOPPER_SHARED_BYTES
-        self._configs = [
-            configure(self.kernels[stage], (s.grid.block_m, s.grid.block_n), limit)
-            for (stage, _), s in zip(self._cut.origin, self._cut.workload.stages, strict=True)
-        ]
-        self._weights = self._in_parts("weight", weights, lambda part: (part.grid.n, part.k))
-        self._biases: list[torch.Tensor | None] = [None] * len(self._weights)
-        if biases is not None:
-            self._biases = list(self._in_parts("bias", biases, lambda part: (part.grid.n,)))
-        self._check_tensors()
+        plan = self._plan = Plan(
+            workload, weights, biases, placement, signalling=signalling, kernel=kernel, backend=backend,
+            timeout_s=timeout_s, hold_back=hold_back, replicate=replicate, first_epoch=first_epoch,
+        )  # fmt: skip
+        self.workload, self.placement, self.signalling = plan.workload, plan.placement, plan.signalling
+        self.kernels, self.backend, self.replicate = plan.kernels, plan.backend, plan.replicate
+        self._cut, self._configs, self._weights, self._biases = plan.cut, plan.configs, plan.weights, plan.biases
         if trace:
             from tilerelay.runtime.tracing import check_room, free_bytes  # which needs this module's pipelines
 
-            check_room(self._cut.workload, self._cut.placement, free_bytes(backend))
-        make: Any = CudaPipeline if backend == "cuda" else VirtualPipeline
+            check_room(self._cut.workload, self._cut.placement, free_bytes(self.backend))
+        make: Any = CudaPipeline if self.backend == "cuda" else VirtualPipeline
         self._run: CudaPipeline | VirtualPipeline = make(
-            self._cut, self._weights, self._biases, layout, self._configs, replicate=replicate,
-            timeout_us=int(timeout_s * 1e6), hold_back=hold_back, stamps=trace, first_epoch=first_epoch,
+            plan.cut, plan.weights, plan.biases, plan.layout, plan.configs, replicate=replicate,
+            timeout_us=plan.timeout_us, hold_back=hold_back, stamps=trace, first_epoch=first_epoch,
         )  # fmt: skip
         self._raise_if_aborted()
         self._closed = False
 
-    def _check_placement(self) -> None:
-        if len(self.placement.stages) != len(self.workload.stages):
-            raise PlacementError(
-                f"{len(self.placement.stages)} stages are placed, the workload has {len(self.workload.stages)}: "
-                f"place every stage"
-            )
-        if len(self.kernels) != len(self.workload.stages):
-            raise InvalidInput(
-                f"{len(self.kernels)} kernels for {len(self.workload.stages)} stages; name one, or one for each"
-            )
-        for stage in range(1, len(self.kernels)):
-            before, after = self.placement.stages[stage - 1 : stage + 1]
-            at_once = {part.device for part in before} & {part.device for part in after if part.columns is None}
-            if self.kernels[stage] == "classical" and at_once:
-                raise PlacementError(
-                    f"stage {stage}: a classical consumer on its producer's device {at_once.pop()} can keep it from "
-                    f"running; use kernel='persistent' with SM shares, or another device"
-                )
-        if self.backend == "cpu" and set(self.kernels) != {"classical"}:
-            raise InvalidInput("virtual devices run the classical kernel; use kernel='classical'")
-        if self.replicate and self.placement.stages[-1][0].columns is None:
-            raise InvalidInput("replicate keeps an output whole that is cut by columns; this one is not cut")
-        if self._hold_back and self.signalling != "queue":
-            raise InvalidInput("hold_back waits for a queue's first entry; use signalling='queue'")
-        if self.backend == "cpu" and self._hold_back:
-            raise InvalidInput("hold_back holds a GPU stream back; virtual devices have none")
-
-    def _in_parts(
-        self,
-        what: str,
-        given: Sequence[torch.Tensor | Sequence[torch.Tensor]],
-        shape: Callable[[Stage], tuple[int, ...]],
-    ) -> list[torch.Tensor]:
-        """One tensor for each part of each stage, where the part is computed; checked."""
-        if len(given) != len(self.workload.stages):
-            raise ShapeError(f"{what}: {len(given)} given for {len(self.workload.stages)} stages; give one for each")
-        tensors = []
-        for index, whole in enumerate(given):
-            stage, parts = self.workload.stages[index], self._cut.parts_of(index)
-            if isinstance(whole, torch.Tensor):
-                if len(parts) == 1:
-                    rows = [whole]
-                else:
-                    self._check_tensor(f"{what} of {stage.name}", whole, shape(stage), whole.device)
-                    rows = [whole[slice(*self._cut.columns[part])].to(self._device(part), copy=True) for part in parts]
-            else:
-                rows = list(whole)
-            if len(rows) != len(parts):
-                raise ShapeError(
-                    f"{what} of {stage.name}: {len(rows)} pieces for {len(parts)} parts; "
-                    f"give one for each, or the whole"
-                )
-            for part, tensor in zip(parts, rows, strict=True):
-                placed = self._cut.workload.stages[part]
-                self._check_tensor(f"{what} of {placed.name}", tensor, shape(placed), self._device(part))
-            tensors += rows
-        return tensors
-
-    def _check_tensors(self) -> None:
-        for stage, bias in zip(self._cut.workload.stages, self._biases, strict=True):
-            if stage.bias != (bias is not None):
-                raise ShapeError(
-                    f"{stage.name}: the workload says bias={stage.bias}, but a bias is "
-                    f"{'missing' if bias is None else 'given'}"
-                )
-            for name, size in (("k", stage.k), ("n", stage.grid.n)):
-                if size * 2 % DESCRIPTOR_BYTES:
-                    raise ShapeError(f"{stage.name}: {name}={size} is not a multiple of 8; pad the weight with zeros")
-
-    def _tiles_in_flight(self) -> list[int]:
-        """How many tiles each part's device computes at once; a virtual device computes one."""
-        if self.backend == "cpu":
-            return [1] * len(self._cut.origin)
-        sms = check_machine(self.placement.devices)
-        return [parts[0].sms or sms[parts[0].device] for parts in self._cut.placement.stages]
-
-    def _device(self, part: int) -> torch.device:
-        return (
-            torch.device("cpu") if self.backend == "cpu" else torch.device("cuda", self._cut.placement.device_of(part))
-        )
-
-    def _check_tensor(self, what: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-        check_tensor(what, tensor, shape, TORCH_DTYPES[self.workload.dtype], device)
-
-    def _check_x(self, x: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """x for every part of the first stage, or once, on the first one's device."""
+    def _check_x(self, x: object) -> list[torch.Tensor]:
         self._check_open()
-        first, homes = self.workload.stages[0], [self._device(part) for part in self._cut.parts_of(0)]
-        given = tensors_of(x)
-        if len(given) not in (1, len(homes)):
-            raise ShapeError(f"x is given {len(given)} times; give it once, or on each of {len(homes)} devices")
-        for tensor, home in zip(given, homes, strict=False):
-            self._check_tensor("x", tensor, (first.grid.m, first.k), home)
-        return given
+        return self._plan.check_x(x)
 
     @property
     def outputs(self) -> list[torch.Tensor]:
@@ -257,6 +127,7 @@ class Pipeline:
         Raises:
             InvalidInput: the pipeline was made without `trace=True`.
         """
+        self._check_open()
         if not self._run.workspace.stamps:
             raise InvalidInput("no timestamps were kept; make the pipeline with trace=True")
         return {stage: stamps.view(-1, EVENTS.value).cpu() for stage, stamps in self._run.workspace.stamps.items()}
@@ -314,7 +185,7 @@ class Pipeline:
         given = self._check_x(x)
         if not isinstance(self._run, CudaPipeline):
             raise InvalidInput("a CUDA graph needs GPUs; on virtual devices call the pipeline")
-        if self._hold_back:
+        if self._plan.hold_back:
             raise InvalidInput("hold_back works in eager runs only; make a pipeline without it to capture")
         return CapturedPipeline(self, self._run.capture(given))
 
@@ -341,7 +212,7 @@ class Pipeline:
         x = self._check_x(x)[0]
         if isinstance(self._run, VirtualPipeline):
             return self._run.oracle(x)
-        device = self._device(0)
+        device = self._plan.device(0)
         sms = torch.cuda.get_device_properties(device).multi_processor_count
         parts = [self._cut.parts_of(stage) for stage in range(len(self.workload.stages))]
         weights = [whole_rows([self._weights[part] for part in of_stage], device) for of_stage in parts]

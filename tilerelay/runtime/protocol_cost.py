@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tilerelay.errors import UnsupportedMachine
-from tilerelay.graph.library import dense_chain
+from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.placement import Part, Placement, pipelined
 from tilerelay.graph.workload import Workload
 from tilerelay.kernels.compile import compile_call
