@@ -32,6 +32,7 @@ from tilerelay.runtime.oracle import LayerByLayer
 
 WIDTH = 8192
 ROWS = (1024, 2048, 4096, 8192, 16384, 32768)
+TWO_GPUS = ("pipelined", "eager", "eager-held-back")
 Run = Callable[[], object]
 
 
@@ -107,6 +108,12 @@ class Bench:
                 )
                 keep.append(pipe)
                 runs["pipelined", kernel, signalling] = pipe.capture(self.x[0][:m]).replay
+        # Launched from Python each time, since a captured wait value would be stale: what holding a stream back costs.
+        for method, hold_back in (("eager", False), ("eager-held-back", True)):
+            workload = dense_chain(m, [WIDTH] * 3, tile=DEFAULT_TILE["persistent"])
+            pipe = Pipeline(workload, self.weights, placement=pipelined([0, 1]), hold_back=hold_back)
+            keep.append(pipe)
+            runs[method, "persistent", "queue"] = partial(pipe, self.x[0][:m])
         return runs
 
     def equal(self, pipe: Pipeline, m: int, run: Run) -> bool:
@@ -141,7 +148,7 @@ def measure(bench: Bench, m: int, rounds: int, sampler: Sampler) -> list[dict[st
     keep: list[Any] = []
     runs = bench.methods(m, keep)
     pipes = iter([kept for kept in keep if isinstance(kept, Pipeline)])
-    equal = {key: bench.equal(next(pipes), m, run) for key, run in runs.items() if key[0] == "pipelined"}
+    equal = {key: bench.equal(next(pipes), m, run) for key, run in runs.items() if key[0] in TWO_GPUS}
     times: dict[tuple[str, str, str], list[float]] = {key: [] for key in runs}
     clocks: dict[tuple[str, str, str], list[float]] = {key: [] for key in runs}
 
@@ -161,7 +168,7 @@ def measure(bench: Bench, m: int, rounds: int, sampler: Sampler) -> list[dict[st
     return [
         {
             "method": method, "kernel": kernel, "signalling": signalling or None,
-            "gpus": 2 if method in ("floor", "pipelined") else 1, "layers": 1 if method == "gemm" else 2,
+            "gpus": 2 if method in ("floor", *TWO_GPUS) else 1, "layers": 1 if method == "gemm" else 2,
             "m": m, "n": WIDTH, "k": WIDTH, "dtype": "bf16", "rounds": rounds,
             "median_us": median[key], "min_us": min(times[key]), "max_us": max(times[key]),
             "ratio_to_floor": median[key] / floor,

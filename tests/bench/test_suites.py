@@ -58,6 +58,18 @@ def test_figure_7_and_quick() -> None:
     assert SUITES["quick"] == (Cell(2, 2, 4096, 8192, 8192),)
 
 
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_more_gpus_have_every_batch_size(gpus: int) -> None:
+    cells = cells_of("all", gpus=[gpus])
+    for layers in (2, gpus):
+        ms = [c.m for c in cells if (c.layers, c.n) == (layers, 8192)]
+        assert ms == [1024, 2048, 4096, 8192, 16384, 32768]
+    assert suites_of(Cell(gpus, gpus, 16384, 8192, 8192)) == ["paper-fig4", "paper-table1", "latency"]
+    assert suites_of(Cell(gpus, 2, 4096, 8192, 8192)) == ["paper-fig7", "latency"]
+    assert suites_of(Cell(gpus, 2, 1024, 8192, 8192)) == ["latency"]
+    assert [c.m for c in cells if c.n == 28672] == [512, 1024, 2048, 4096, 8192]
+
+
 def test_the_paper_says_nothing_about_other_cells_and_methods() -> None:
     other = Cell(2, 2, 4096, 28672, 8192)
     for method in methods.NAMES:
@@ -87,7 +99,7 @@ def test_unknown_names_and_sizes() -> None:
     with pytest.raises(InvalidInput, match="no cell with M=777"):
         cells_of("paper-fig5", ms=[777])
     with pytest.raises(InvalidInput, match="no cell with both"):
-        cells_of("all", gpus=[8], ms=[32768])
+        cells_of("all", gpus=[1], ms=[32768])
 
 
 def test_methods_are_chosen_by_process_set() -> None:

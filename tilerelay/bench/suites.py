@@ -15,8 +15,11 @@ SUITES: dict[str, tuple[Cell, ...]] = {
     "paper-fig5": tuple(Cell(2, 2, m, WIDTH, WIDTH) for m in paper.FIGURE_5),
     "paper-table1": tuple(Cell(g, g, paper.TABLE_1_M, WIDTH, WIDTH) for g in paper.TABLE_1),
     "paper-fig7": tuple(Cell(g, 2, m, WIDTH, WIDTH) for g in paper.FIGURE_7_GPUS for m in paper.FIGURE_7_M),
-    # Beyond the paper: latency targets at small batches, and the MLP of a 70B model, 8192 -> 28672 -> 8192.
-    "latency": tuple(Cell(2, 2, m, WIDTH, WIDTH) for m in (512, *paper.FIGURE_5)),
+    # Beyond the paper: its chains at more batch sizes, and the MLP of a 70B model, 8192 -> 28672 -> 8192.
+    "latency": (
+        *(Cell(2, 2, m, WIDTH, WIDTH) for m in (512, *paper.FIGURE_5)),
+        *(Cell(g, layers, m, WIDTH, WIDTH) for g in (4, 8) for layers in (g, 2) for m in paper.FIGURE_5),
+    ),
     "mlp": tuple(Cell(g, 2, m, 28672, WIDTH) for g in (2, 4, 8) for m in (512, 1024, 2048, 4096, 8192)),
     "quick": (Cell(2, 2, 4096, WIDTH, WIDTH),),
 }
