@@ -50,7 +50,7 @@ def test_the_report_has_page_and_pictures(path: Path, tmp_path: Path) -> None:
         else:
             assert file.read_bytes().startswith(b"\x89PNG")
     page = written[0].read_text()
-    for picture in ("latency-2gpu-2x8192.png", "reduction-2gpu-2x8192.png", "parts.png"):
+    for picture in ("latency-2gpu-2x8192.png", "reduction-2gpu-2x8192.png", "parts-8192-8192-8192.png"):
         assert f"({picture})" in page
     assert "NVIDIA H200" in page and "commit abc1234" in page
     assert "| pipelined |" in page and "1.15x" in page

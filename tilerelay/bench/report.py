@@ -64,15 +64,17 @@ def _section(results: Results, out: Path, prefix: str, written: list[Path]) -> l
         page += ["### Latencies that the paper states", "On B200s, five runs averaged; here medians.", stated]
     parts = parts_of(results.records)
     if parts:
-        files = plots.parts_plot(parts, out, f"{prefix}parts")
-        written += files
         page += [
             "### Computation and communication",
             "Communication is what the all-reduce adds to the same graph without it, in the same rounds. The paper's\n"
             "Figure 7 shows this split; its text has no numbers.",
             tables.parts_table(results.records),
-            _picture("computation and communication", files),
         ]
+        for widths in sorted({p.cell.widths for p in parts if p.cell.layers == 2}):
+            chain = "-".join(str(w) for w in widths)
+            files = plots.parts_plot([p for p in parts if p.cell.widths == widths], out, f"{prefix}parts-{chain}")
+            written += files
+            page.append(_picture("computation and communication", files))
     page += ["### Where X and Y live", tables.homes_table(results.records)]
     lines = tables.troubles(results.records)
     if lines:

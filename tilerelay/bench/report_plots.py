@@ -115,12 +115,9 @@ def reduction_plot(series: Series, out: Path, name: str) -> list[Path]:
 
 
 def parts_plot(parts: Sequence[Parts], out: Path, name: str) -> list[Path]:
-    """Computation and communication of two layers as stacked bars, a panel per M (the paper's Figure 7)."""
+    """Computation and communication of one two-layer chain as stacked bars, a panel per M (the paper's Figure 7)."""
     plt = _pyplot()
-    two_layers = [p for p in parts if p.cell.layers == 2]
-    ms = sorted({p.cell.m for p in two_layers})
-    if not ms:
-        return []
+    ms = sorted({p.cell.m for p in parts})
     across = min(len(ms), 3)
     down = -(-len(ms) // across)
     figure, grid = plt.subplots(down, across, figsize=(4.5 * across, 5 * down), squeeze=False, layout="constrained")
@@ -128,7 +125,7 @@ def parts_plot(parts: Sequence[Parts], out: Path, name: str) -> list[Path]:
     for axes in panels[len(ms) :]:
         axes.set_axis_off()
     for axes, m in zip(panels, ms, strict=False):
-        bars = [p for p in two_layers if p.cell.m == m]
+        bars = [p for p in parts if p.cell.m == m]
         names = [f"{p.row.name.replace(' (', chr(10) + '(')}\n{p.cell.gpus} GPUs" for p in bars]
         compute = [p.compute_us for p in bars]
         look = {"edgecolor": "black", "linewidth": 0.8}
@@ -139,4 +136,5 @@ def parts_plot(parts: Sequence[Parts], out: Path, name: str) -> list[Path]:
         axes.set_title(f"M={m}")
         axes.set_ylabel("latency (us)")
     panels[0].legend(fontsize=8)
+    figure.suptitle(" -> ".join(str(w) for w in parts[0].cell.widths))
     return _save(plt, figure, out, name)
