@@ -125,6 +125,7 @@ def troubles(records: Sequence[Record]) -> list[str]:
 
 # README's columns: (heading, methods of which the best counts).
 README_COLUMNS: tuple[tuple[str, tuple[Row, ...]], ...] = (
+    ("one GPU", (Row("sequential", ONE_PROCESS),)),
     ("pipelined", (Row(OURS, ONE_PROCESS),)),
     ("sharded, Y cut", (Row("sharded", ONE_PROCESS),)),
     ("sharded, Y on all", (Row("sharded-replicated", ONE_PROCESS),)),
@@ -153,10 +154,17 @@ def readme_table(all_results: Sequence[Results]) -> str:
             for m in series.ms:
                 floor = series.ok(Row(FLOOR, ONE_PROCESS), m)
                 cells = [_best_ratio(series, candidates, m) for _, candidates in README_COLUMNS]
-                rows.append([str(m), microseconds(floor.median_us if floor else None), *cells])
-            head = ["M", "floor, us", *(heading for heading, _ in README_COLUMNS)]
+                us = microseconds(floor.median_us if floor else None)
+                rows.append([str(m), us, *cells, _clocks(series, m)])
+            head = ["M", "floor, us", *(heading for heading, _ in README_COLUMNS), "SM MHz, both sets"]
             blocks.append(f"{series.title} ({machine_name(results.machine)}):\n\n{table(head, rows)}")
     return "\n\n".join(blocks)
+
+
+def _clocks(series: Series, m: int) -> str:
+    """The SM clock while each process set's floor ran: the sets are comparable as far as these agree."""
+    floors = [series.ok(Row(FLOOR, process_set), m) for process_set in (ONE_PROCESS, TORCHRUN)]
+    return " / ".join(f"{f.sm_clock_mhz:.0f}" if f and f.sm_clock_mhz else "-" for f in floors)
 
 
 def _best_ratio(series: Series, rows: Sequence[Row], m: int) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
+from tilerelay import __version__
 from tilerelay.cli.bench import bench, bench_report
 from tilerelay.cli.demo import demo
 from tilerelay.cli.doctor import doctor
@@ -26,6 +28,16 @@ for command in (run, demo, doctor, bench):
     app.command()(command)
 app.command("bench-report")(bench_report)
 app.add_typer(trace, name="trace")
+
+
+@app.callback(invoke_without_command=True)
+def about(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="print the version")] = False
+) -> None:
+    if version:
+        print(__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # The paper's size on GPUs; on virtual devices, what an interpreter does in seconds.
 SIZES = {"cuda": {"m": 16384, "n": 8192, "k": 8192}, "cpu": {"m": 256, "n": 128, "k": 128}}
 VIRTUAL_TILE = (64, 64)
+SLOW_S = 20.0
 
 
 def run(
@@ -151,6 +153,8 @@ def measure(
     if backend == "cuda":
         check_machine(placement.devices)
     _check_memory(workload, backend)
+    if backend == "cpu" and (seconds := _interpreted_s(workload)) > SLOW_S:
+        print(f"tilerelay: virtual devices interpret every tile: about {seconds:.0f} s a run", file=sys.stderr)
     torch.manual_seed(0)
     dtype = TORCH_DTYPES[workload.dtype]
     homes = [parts[0].device for parts in placement.stages]
@@ -167,11 +171,20 @@ def measure(
         expected = pipe.oracle(x)[-1]
         record["bit_equal"] = all(bool(torch.equal(expected, whole)) for whole in y)
         record["max_rel_err_fp32"] = _relative_error(y[0], x, weights)
-        record["timing"] = "wall clock" if backend == "cpu" else ("CUDA graph" if graph else "eager launches")
+        record["timing"] = (
+            "wall clock of an interpreter" if backend == "cpu" else ("CUDA graph" if graph else "eager launches")
+        )
         times = [_time_us(pipe, call) for call in track(_calls(pipe, inputs, graph, repeat), repeat, "timing")]
     record["latency_us"] = {"median": statistics.median(times), "min": min(times), "max": max(times)}
     record["repeats"] = repeat
     return record
+
+
+def _interpreted_s(workload: Workload) -> float:
+    """Roughly how long the interpreter takes for a run: a millisecond a block product, of the longest stage."""
+    from tilerelay.kernels.config import BLOCK_K
+
+    return max(s.grid.tiles * (1 + s.k // BLOCK_K) for s in workload.stages) * 1e-3
 
 
 def _check_memory(workload: Workload, backend: str) -> None:

@@ -56,7 +56,7 @@ def gemm_chain(layers: int, m: int, n: int, k: int, **options: object) -> Worklo
 
 
 def mlp(model: str, m: int, **options: object) -> Workload:
-    """The two dense layers d -> f -> d of a model's MLP (see `MLP_SHAPES`); options as in `dense_chain`.
+    """Two dense layers d -> f -> d with the shape of a model's MLP, without its gate; options as in `dense_chain`.
 
     Raises:
         InvalidInput: unknown model.

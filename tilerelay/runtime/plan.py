@@ -97,6 +97,8 @@ class Plan:
             raise InvalidInput(
                 f"{len(self.kernels)} kernels for {len(self.workload.stages)} stages; name one, or one for each"
             )
+        if self.backend == "cpu" and any(part.sms is not None for parts in self.placement.stages for part in parts):
+            raise InvalidInput("virtual devices have no SMs to share; give each stage a device of its own, as in 0,1,2")
         for stage in range(1, len(self.kernels)):
             before, after = self.placement.stages[stage - 1 : stage + 1]
             at_once = {part.device for part in before} & {part.device for part in after if part.columns is None}
