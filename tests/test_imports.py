@@ -126,7 +126,7 @@ def test_a_forbidden_import_is_reported(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("tilerelay.graph.tiling", "import numpy\nfrom .library import gemm\nfrom ..errors import TileRelayError"),
+        ("tilerelay.graph.tiling", "import numpy\nfrom .catalog import gemm\nfrom ..errors import TileRelayError"),
         ("tilerelay.graph.__init__", "from .tiling import Tiling"),
         ("tilerelay.protocol.plan", "from tilerelay import trace\nfrom ..graph.tiling import Tiling"),
         ("tilerelay.runtime.launch", "import torch\nfrom ..kernels import ring"),
