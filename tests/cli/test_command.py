@@ -32,7 +32,7 @@ def tilerelay(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("run --devices 0,x", "not of the form 0,1"),
         ("run --placement 0,0", "takes all of it"),
         ("run --placement 0:a,1", "not of the form"),
-        ("run --placement 0:66,0:66", "no SMs to share"),
+        ("run --placement 0:66,0:66", "can keep it from running; use another device"),
         ("run --signalling smoke", "unknown signalling"),
         ("run --placement sharded --signalling queue", "several"),
         ("run --kernel persistent", "virtual devices run the classical kernel"),

@@ -97,15 +97,18 @@ class Plan:
             raise InvalidInput(
                 f"{len(self.kernels)} kernels for {len(self.workload.stages)} stages; name one, or one for each"
             )
-        if self.backend == "cpu" and any(part.sms is not None for parts in self.placement.stages for part in parts):
-            raise InvalidInput("virtual devices have no SMs to share; give each stage a device of its own, as in 0,1,2")
         for stage in range(1, len(self.kernels)):
             before, after = self.placement.stages[stage - 1 : stage + 1]
             at_once = {part.device for part in before} & {part.device for part in after if part.columns is None}
             if self.kernels[stage] == "classical" and at_once:
+                instead = (
+                    "another device"
+                    if self.backend == "cpu"
+                    else "kernel='persistent' with SM shares, or another device"
+                )
                 raise PlacementError(
                     f"stage {stage}: a classical consumer on its producer's device {at_once.pop()} can keep it from "
-                    f"running; use kernel='persistent' with SM shares, or another device"
+                    f"running; use {instead}"
                 )
         if self.backend == "cpu" and set(self.kernels) != {"classical"}:
             raise InvalidInput("virtual devices run the classical kernel; use kernel='classical'")
