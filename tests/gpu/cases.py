@@ -44,8 +44,7 @@ def poison(pipe: Pipeline) -> None:
     """Fill every output and intermediate with NaN."""
     for tensor in (*pipe.intermediates, *pipe.outputs):
         tensor.fill_(NAN)
-    for device in pipe.placement.devices:
-        torch.cuda.synchronize(device)
+    _synchronize(pipe)
 
 
 def assert_equals_oracle(pipe: Pipeline, x: torch.Tensor) -> None:
@@ -60,6 +59,49 @@ def assert_equals_oracle(pipe: Pipeline, x: torch.Tensor) -> None:
             want = want[:, slice(*part.columns)]
         assert not got.isnan().any(), f"stage {stage} left elements unwritten on device {device}"
         assert torch.equal(want.to(got.device), got), f"stage {stage} differs from the oracle on device {device}"
+
+
+def on_every_device(pipe: Pipeline, x: torch.Tensor) -> list[torch.Tensor]:
+    """x on each device of the first stage; the first one is x itself."""
+    return [x, *(x.to(f"cuda:{part.device}") for part in pipe.placement.stages[0][1:])]
+
+
+def assert_runs(pipe: Pipeline, x: torch.Tensor, replays: int = 3) -> None:
+    """Eagerly (x given once) and as a graph (x on every device), each with outputs that are NaN before."""
+    poison(pipe)
+    pipe(x)
+    pipe.synchronize()
+    assert_equals_oracle(pipe, x)
+    graph = pipe.capture(on_every_device(pipe, x))
+    for _ in range(replays):
+        poison(pipe)
+        graph.replay()
+        pipe.synchronize()
+        assert_equals_oracle(pipe, x)
+
+
+def assert_replays(pipe: Pipeline, x: torch.Tensor, replays: int = 1000, values: int = 8) -> None:
+    """Every replay of a graph gives the oracle's output for what x's storage then holds."""
+    given = on_every_device(pipe, x)
+    inputs = [torch.randn_like(x) for _ in range(values)]
+    expected = [[pipe.oracle(v)[-1].to(y.device).clone() for y in pipe.outputs] for v in inputs]
+    graph = pipe.capture(given)
+    wrong = [torch.zeros((), dtype=torch.int64, device=y.device) for y in pipe.outputs]
+    for number in range(replays):
+        for tensor in given:
+            tensor.copy_(inputs[number % values])
+        _synchronize(pipe)
+        graph.replay()
+        pipe.synchronize()
+        for y, count, want in zip(pipe.outputs, wrong, expected[number % values], strict=True):
+            count += (y != want).any()
+    _synchronize(pipe)
+    assert [count.item() for count in wrong] == [0] * len(wrong)
+
+
+def _synchronize(pipe: Pipeline) -> None:
+    for device in pipe.placement.devices:
+        torch.cuda.synchronize(device)
 
 
 def reference(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.cases import assert_equals_oracle, make, poison
-from tilerelay import Pipeline, Placement, dense_chain, pipelined, sharded
+from tests.gpu.cases import assert_replays, assert_runs, make
+from tilerelay import Placement, dense_chain, pipelined, sharded
 from tilerelay.graph.placement import Part
 
 MANY = [4, 8]
@@ -28,27 +28,12 @@ def cut(*columns: tuple[int, int, int]) -> tuple[Part, ...]:
     return tuple(Part(device, None, (first, end)) for device, first, end in columns)
 
 
-def inputs(pipe: Pipeline, x: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
-    """x on every device of the first stage."""
-    parts = pipe.placement.stages[0]
-    return x if len(parts) == 1 else [x.to(f"cuda:{part.device}") for part in parts]
-
-
 def run(widths: list[int], m: int, placement: Placement, replays: int = 3, **options: Any) -> None:
     """Eagerly and as a graph, with outputs that are NaN before."""
     workload = dense_chain(m, widths, tile=options.pop("tile", (128, 256)), dtype=options.pop("dtype", "bf16"))
     pipe, x = make(workload, placement, **options)
     with pipe:
-        poison(pipe)
-        pipe(x)
-        pipe.synchronize()
-        assert_equals_oracle(pipe, x)
-        graph = pipe.capture(inputs(pipe, x))
-        for _ in range(replays):
-            poison(pipe)
-            graph.replay()
-            pipe.synchronize()
-            assert_equals_oracle(pipe, x)
+        assert_runs(pipe, x, replays)
 
 
 @pytest.mark.parametrize("m", [1, 127, 1000, 4096, 16384])
@@ -133,25 +118,8 @@ def test_a_thousand_replays(gpus: int, how: str) -> None:
     placement = sharded(widths[1:], devices) if how == "sharded" else pipelined(devices)
     options = {"replicate": True} if how == "sharded" else {"signalling": how}
     pipe, x = make(dense_chain(600, widths), placement, **options)
-    given = inputs(pipe, x)
-    sources = [x] if isinstance(given, torch.Tensor) else given
-    values = [torch.randn_like(x) for _ in range(4)]
     with pipe:
-        expected = [[pipe.oracle(v)[-1].to(y.device).clone() for y in pipe.outputs] for v in values]
-        graph = pipe.capture(given)
-        wrong = [torch.zeros((), dtype=torch.int64, device=y.device) for y in pipe.outputs]
-        for number in range(1000):
-            for source in sources:
-                source.copy_(values[number % 4])
-            for device in devices:
-                torch.cuda.synchronize(device)
-            graph.replay()
-            pipe.synchronize()
-            for y, count, want in zip(pipe.outputs, wrong, expected[number % 4], strict=True):
-                count += (y != want).any()
-        for device in devices:
-            torch.cuda.synchronize(device)
-        assert [count.item() for count in wrong] == [0] * len(wrong)
+        assert_replays(pipe, x)
 
 
 @pytest.mark.parametrize("how", ["pipelined", "sharded"])
