@@ -169,7 +169,7 @@ class Measurement:
         with Pipeline(
             self.workload("persistent", OWN_ORDER), weights, placement=placement, trace=True, timeout_s=TIMEOUT_S
         ) as pipe:
-            trace = trace_run(pipe, self.x)
+            trace = trace_run(pipe, [self.x.to(f"cuda:{d}") for d in DEVICES])
         self.note(trace, run="sharded", kernel="persistent", order=OWN_ORDER, destination="both")
         return trace
 

@@ -99,13 +99,6 @@ def test_the_kernels_compile_for_hopper(kernel: object) -> None:
 # In two processes
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    started = Workers(2)
-    yield started
-    started.close()
-
-
 @pytest.fixture
 def pair(workers: Workers) -> Iterator[tuple[int, SharedTensors]]:
     shared = SharedTensors(SHAPES)

@@ -33,13 +33,6 @@ CHAIN = dense_chain(192, [64, 128, 64], tile=(64, 64))  # 3 x 2 and 3 x 1 tiles
 # Virtual devices
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    started = Workers(2)
-    yield started
-    started.close()
-
-
 @pytest.fixture
 def make(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes pipelines on the shared workers and closes them."""
@@ -238,10 +231,17 @@ def test_a_program_has_as_many_workers_as_its_widest_stage() -> None:
     assert [sorted(set(row)) for row in who.tolist()] == [[0, 1, 2, 3, 4], [0, 1], [5, 6, 7]]
 
 
+def test_a_trace_does_not_begin_with_a_copy_of_the_input(make: Any) -> None:
+    """It would show as a late start of the devices that x is copied to."""
+    pipe, x = make(CHAIN, placement=sharded([128, 64], [0, 1]), trace=True)
+    with pytest.raises(InvalidInput, match="x is given on 1 of the first stage's 2 devices; give it on each"):
+        trace_run(pipe, x)
+
+
 def test_stages_cut_by_columns_are_traced_part_by_part(make: Any) -> None:
     workload = dense_chain(192, [64, 128, 128], tile=(64, 64))
     pipe, x = make(workload, placement=sharded([128, 128], [0, 1]), trace=True)
-    trace = trace_run(pipe, x)
+    trace = trace_run(pipe, [x, x])
     assert len(trace.stages) == 4 and len(trace.edges) == 4
     check_causes(trace)
     assert sorted(trace.walks) == [(0, 0), (1, 0)]  # a worker walks through both stages

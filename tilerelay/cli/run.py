@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -14,11 +13,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tilerelay.cli.chain import (
+    Backend,
+    Chain,
+    Devices,
+    Dtype,
+    Graph,
+    K,
+    Kernel,
+    Layers,
+    M,
+    N,
+    Placed,
+    Signalling,
+    Timeout,
+    make_chain,
+    operands,
+)
 from tilerelay.cli.progress import track
-from tilerelay.errors import InvalidInput, UnsupportedMachine
-from tilerelay.graph.catalog import gemm_chain
-from tilerelay.graph.choice import choose
-from tilerelay.graph.placement import Placement, pipelined, sharded, shared
+from tilerelay.errors import InvalidInput
 from tilerelay.graph.workload import Workload
 
 if TYPE_CHECKING:
@@ -26,109 +39,48 @@ if TYPE_CHECKING:
 
     from tilerelay.runtime.pipeline import Pipeline
 
-# The paper's size on GPUs; on virtual devices, what an interpreter does in seconds.
-SIZES = {"cuda": {"m": 16384, "n": 8192, "k": 8192}, "cpu": {"m": 256, "n": 128, "k": 128}}
-VIRTUAL_TILE = (64, 64)
 SLOW_S = 20.0
 
 
 def run(
-    layers: Annotated[int, typer.Option(min=1, max=64, help="number of GEMMs, one stage each")] = 2,
-    m: Annotated[
-        int | None, typer.Option(help="rows of the batch; default 16384 on GPUs, 256 on virtual devices")
-    ] = None,
-    n: Annotated[int | None, typer.Option(help="columns of every layer's output; default 8192, or 128")] = None,
-    k: Annotated[int | None, typer.Option(help="columns of the input; default 8192, or 128")] = None,
-    dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
-    devices: Annotated[
-        str, typer.Option(help="devices to use, as in 0,1; default: all, or a virtual one per layer")
-    ] = "",
-    placement: Annotated[
-        str,
-        typer.Option(
-            help="pipelined (a layer per device, or equal SM shares), sharded (every layer cut over all devices), "
-            "auto, or a device per layer: 0:66,0:66,1:66,1:66"
-        ),
-    ] = "pipelined",
+    layers: Layers = 2,
+    m: M = None,
+    n: N = None,
+    k: K = None,
+    dtype: Dtype = "bf16",
+    devices: Devices = "",
+    placement: Placed = "pipelined",
     replicate: Annotated[bool, typer.Option(help="sharded: the whole output on every device")] = False,
-    signalling: Annotated[str, typer.Option(help="queue or counter; default: queue, sharded: counter")] = "",
-    kernel: Annotated[str, typer.Option(help="persistent or classical; default: persistent on GPUs")] = "",
+    signalling: Signalling = "",
+    kernel: Kernel = "",
     dependencies: Annotated[str, typer.Option(help="grouped (a counter per row panel) or per-tile")] = "grouped",
-    backend: Annotated[
-        str, typer.Option(help="cuda or cpu (virtual devices); default: cuda where there is a GPU")
-    ] = "",
-    graph: Annotated[bool, typer.Option(help="replay a CUDA graph instead of launching from Python")] = True,
+    backend: Backend = "",
+    graph: Graph = True,
     repeat: Annotated[int, typer.Option(help="timed runs")] = 10,
-    timeout: Annotated[float, typer.Option(help="deadline of every wait, seconds")] = 10.0,
+    timeout: Timeout = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
 ) -> None:
     """Run a chain of GEMMs as a pipeline and compare it with the same kernels run layer by layer."""
-    import torch
-
-    backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
-    if backend not in SIZES:
-        raise InvalidInput(f"unknown backend {backend!r}; choose cuda or cpu")
     if repeat < 1:
         raise InvalidInput(f"--repeat {repeat}: at least one run must be timed")
     if dependencies not in ("grouped", "per-tile"):
         raise InvalidInput(f"unknown dependencies {dependencies!r}; choose grouped or per-tile")
-    size = {key: SIZES[backend][key] if value is None else value for key, value in (("m", m), ("n", n), ("k", k))}
-    kernel = kernel or ("persistent" if backend == "cuda" else "classical")
-    placed, tile, why = _place(placement, devices, layers, size, backend, kernel)
-    workload = gemm_chain(layers, **size, dtype=dtype, tile=tile, grouped=dependencies == "grouped")
-    options = {"signalling": signalling or None, "kernel": kernel, "timeout_s": timeout, "replicate": replicate}
-    record = measure(workload, placed, backend=backend, graph=graph, repeat=repeat, **options)
-    record |= {"layers": layers, "dependencies": dependencies, **size} | ({"choice": why} if why else {})
+    chain = make_chain(
+        layers, m, n, k, dtype=dtype, devices=devices, placement=placement, kernel=kernel, backend=backend,
+        grouped=dependencies == "grouped",
+    )  # fmt: skip
+    record = measure(
+        chain, graph=graph, repeat=repeat, signalling=signalling or None, timeout_s=timeout, replicate=replicate
+    )
+    record |= {"layers": layers, "dependencies": dependencies, **chain.size}
+    record |= {"choice": chain.why} if chain.why else {}
     if as_json:
         print(json.dumps(record))
     else:
         _print(record)
 
 
-def _place(
-    text: str, devices: str, layers: int, size: dict[str, int], backend: str, kernel: str
-) -> tuple[Placement, tuple[int, int], str | None]:
-    """Placement, tile shape, and for `auto` the reason."""
-    from tilerelay.kernels.config import DEFAULT_TILE
-
-    tile = VIRTUAL_TILE if backend == "cpu" else DEFAULT_TILE.get(kernel, (128, 256))
-    if text not in ("pipelined", "sharded", "auto"):
-        if devices:
-            raise InvalidInput("--devices goes with a placement's kind; a placement names its devices itself")
-        return Placement.parse(text), tile, None
-    chosen = _device_list(devices, layers, backend)
-    widths = [size["k"]] + [size["n"]] * layers
-    if text == "sharded":
-        return sharded(widths[1:], chosen), tile, None
-    if text == "auto":
-        from tilerelay.runtime.cuda import check_machine
-
-        sms = {} if backend == "cpu" else {"sms": min(check_machine(chosen).values())}
-        choice = choose(size["m"], widths, chosen, **sms)
-        return choice.placement, tile if backend == "cpu" else choice.tile, str(choice)
-    if backend == "cpu" or len(chosen) >= layers:
-        return pipelined(chosen[:layers] if len(chosen) >= layers else chosen), tile, None
-    from tilerelay.runtime.cuda import check_machine
-
-    return shared(layers, chosen, min(check_machine(chosen).values())), tile, None
-
-
-def _device_list(devices: str, layers: int, backend: str) -> list[int]:
-    if devices:
-        try:
-            return [int(d) for d in devices.split(",")]
-        except ValueError:
-            raise InvalidInput(f"--devices {devices!r} is not of the form 0,1") from None
-    if backend == "cpu":
-        return list(range(layers))
-    import torch
-
-    return list(range(torch.cuda.device_count()))
-
-
-def measure(
-    workload: Workload, placement: Placement, *, backend: str, graph: bool, repeat: int, **options: Any
-) -> dict[str, Any]:
+def measure(chain: Chain, *, graph: bool, repeat: int, **options: Any) -> dict[str, Any]:
     """Build the pipeline on random data, compare it with the oracle and with fp32, and time it.
 
     Args:
@@ -142,35 +94,20 @@ def measure(
     """
     import torch
 
-    from tilerelay.runtime.cuda import check_machine
-    from tilerelay.runtime.oracle import TORCH_DTYPES
     from tilerelay.runtime.pipeline import Pipeline
 
-    if len(placement.stages) != len(workload.stages):
-        raise InvalidInput(
-            f"{len(placement.stages)} devices for {len(workload.stages)} layers; give one for each, or SM shares"
-        )
-    if backend == "cuda":
-        check_machine(placement.devices)
-    _check_memory(workload, backend)
+    workload, backend = chain.workload, chain.backend
     if backend == "cpu" and (seconds := _interpreted_s(workload)) > SLOW_S:
         print(f"tilerelay: virtual devices interpret every tile: about {seconds:.0f} s a run", file=sys.stderr)
-    torch.manual_seed(0)
-    dtype = TORCH_DTYPES[workload.dtype]
-    homes = [parts[0].device for parts in placement.stages]
-    where = ["cpu" if backend == "cpu" else f"cuda:{home}" for home in homes]
-    weights = [
-        (torch.randn(s.grid.n, s.k, device=d) / s.k**0.5).to(dtype) for s, d in zip(workload.stages, where, strict=True)
-    ]
-    first = workload.stages[0]
-    x = torch.randn(first.grid.m, first.k, device=where[0]).to(dtype)
-    inputs = [x if backend == "cpu" else x.to(f"cuda:{part.device}") for part in placement.stages[0]]
-    with Pipeline(workload, weights, placement=placement, backend=backend, **options) as pipe:
+    weights, inputs = operands(chain)
+    with Pipeline(
+        workload, weights, placement=chain.placement, kernel=chain.kernel, backend=backend, **options
+    ) as pipe:
         y = _poisoned_run(pipe, inputs)
         record: dict[str, Any] = pipe.describe() | {"dtype": workload.dtype, "tiles": workload.tiles}
-        expected = pipe.oracle(x)[-1]
+        expected = pipe.oracle(inputs)[-1]
         record["bit_equal"] = all(bool(torch.equal(expected, whole)) for whole in y)
-        record["max_rel_err_fp32"] = _relative_error(y[0], x, weights)
+        record["max_rel_err_fp32"] = _relative_error(y[0], inputs[0], weights)
         record["timing"] = (
             "wall clock of an interpreter" if backend == "cpu" else ("CUDA graph" if graph else "eager launches")
         )
@@ -185,21 +122,6 @@ def _interpreted_s(workload: Workload) -> float:
     from tilerelay.kernels.config import BLOCK_K
 
     return max(s.grid.tiles * (1 + s.k // BLOCK_K) for s in workload.stages) * 1e-3
-
-
-def _check_memory(workload: Workload, backend: str) -> None:
-    """Raises UnsupportedMachine: the operands alone would not fit."""
-    import torch
-
-    elements = workload.stages[0].grid.m * workload.stages[0].k
-    elements += sum(s.grid.n * s.k + 2 * s.grid.m * s.grid.n for s in workload.stages)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if backend == "cuda":
-        free = sum(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
-    if 2 * elements > free:
-        raise UnsupportedMachine(
-            f"the operands take {2 * elements / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; choose smaller sizes"
-        )
 
 
 def _poisoned_run(pipe: Pipeline, x: list[torch.Tensor]) -> list[torch.Tensor]:

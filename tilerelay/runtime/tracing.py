@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from tilerelay.graph.tiling import Int32s
 from tilerelay.graph.workload import Workload
 from tilerelay.kernels.protocol import EVENTS
 from tilerelay.protocol.layout import wrap32
+from tilerelay.runtime.checks import tensors_of
 from tilerelay.runtime.clocks import Alignment, Clocks
 from tilerelay.runtime.cuda_pipeline import CudaPipeline
 from tilerelay.runtime.launch import balanced_grid
@@ -63,17 +64,24 @@ class StageRun:
     program: int | None = None
 
 
-def trace_run(pipe: Pipeline, x: torch.Tensor, *, warm_up: int = 3, graph: bool = True) -> Trace:
+def trace_run(
+    pipe: Pipeline, x: torch.Tensor | Sequence[torch.Tensor], *, warm_up: int = 3, graph: bool = True
+) -> Trace:
     """Run the pipeline (made with `trace=True`) and return the trace of its last run.
 
     Args:
-        x: [M, K] on the first stage's device.
+        x: [M, K] on the first stage's device; of a first stage that is cut, on each of its devices: a trace has no
+            events for copies, and would show one as a late start.
         warm_up: runs before, so that clocks of SMs and caches are those of a run among others (GPUs only).
         graph: replay a CUDA graph; else launch eagerly (GPUs only).
 
     Raises:
-        InvalidInput: as `trace_of`. UnsupportedMachine: the clocks cannot be compared. PipelineAborted: see `Pipeline`.
+        InvalidInput: as `trace_of`, or x is not on all devices. UnsupportedMachine: the clocks cannot be compared.
+        PipelineAborted: see `Pipeline`.
     """
+    given, homes = len(tensors_of(x)), len(pipe.placement.stages[0])
+    if given < homes:
+        raise InvalidInput(f"x is given on {given} of the first stage's {homes} devices; give it on each")
     if pipe.backend == "cpu":
         pipe(x)
         return trace_of(pipe)
