@@ -1,7 +1,6 @@
 """Chrome traces and HTML pages: the documented form, everything there and back, and files that are refused.
 
-The Perfetto UI's own reader (the trace processor) comes with no package: it is downloaded at run time. So the JSON is
-checked against the Trace Event Format document instead, event by event.
+The JSON is checked here against the Trace Event Format document, event by event; test_perfetto.py has Perfetto read it.
 """
 
 from __future__ import annotations
@@ -60,6 +59,7 @@ def test_every_event_has_the_documented_form(document: dict[str, Any]) -> None:
     for event in document["traceEvents"]:
         assert event["ph"] in MUST and event.keys() >= MUST[event["ph"]] | {"name", "pid", "tid", "ts"}
         assert isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert event["pid"] > 0 and event["tid"] > 0
         assert isinstance(event["ts"], NUMBER) and event["ts"] >= 0 and event.get("dur", 1) > 0
         assert isinstance(event.get("args", {}), dict)
 

@@ -19,6 +19,10 @@ from tilerelay.trace.path import ARRIVAL, critical_path
 from tilerelay.trace.spans import WHOLE, spans
 
 OURS = "tilerelay"
+# To Perfetto, process 0 is special, and a thread numbered like its process is the process's main thread, into which it
+# also puts a thread 0. So processes count from 1, and threads from a number that no process has.
+_FIRST_PROCESS = 1
+_FIRST_THREAD = 1000
 _ROLE_OFFSETS = {WHOLE: 0, "load": 0, "math": 1, "store": 2}
 _THREADS_PER_WORKER = 3
 
@@ -72,23 +76,28 @@ def _us(trace: Trace, time: int) -> float:
     return time / 1e3 if trace.clock.unit == "ns" else float(time)
 
 
+def _process(device: int) -> int:
+    return _FIRST_PROCESS + device
+
+
 def _thread(worker: int, role: str) -> int:
-    return worker * _THREADS_PER_WORKER + _ROLE_OFFSETS[role]
+    return _FIRST_THREAD + worker * _THREADS_PER_WORKER + _ROLE_OFFSETS[role]
 
 
 def _names(trace: Trace) -> Iterator[dict[str, Any]]:
     """Metadata events: what processes and threads are called, and their order."""
     for device in trace.devices:
-        yield _meta("process_name", device, 0, name=trace.device_name(device))
-        yield _meta("process_sort_index", device, 0, sort_index=device)
+        process = _process(device)
+        yield _meta("process_name", process, process, name=trace.device_name(device))
+        yield _meta("process_sort_index", process, process, sort_index=device)
     for (device, worker), walk in trace.walks.items():
         stages = sorted({int(trace.keys[record, STAGE]) for record in walk})
         overlap = any(trace.roles_overlap[record] for record in walk)
         for role in ("load", "math", "store") if overlap else (WHOLE,):
             thread = _thread(worker, role)
             names = "+".join(trace.stages[stage].name for stage in stages)
-            yield _meta("thread_name", device, thread, name=f"{names} worker {worker}" + f" {role}" * overlap)
-            yield _meta("thread_sort_index", device, thread, sort_index=thread)
+            yield _meta("thread_name", _process(device), thread, name=f"{names} worker {worker}" + f" {role}" * overlap)
+            yield _meta("thread_sort_index", _process(device), thread, sort_index=thread)
 
 
 def _meta(kind: str, process: int, thread: int, **args: object) -> dict[str, Any]:
@@ -100,7 +109,7 @@ def _phases(trace: Trace) -> Iterator[dict[str, Any]]:
         for span in found:
             stage, tile = (int(n) for n in trace.keys[span.record, [STAGE, TILE]])
             yield {
-                "ph": "X", "name": span.phase, "cat": trace.stages[stage].name, "pid": device,
+                "ph": "X", "name": span.phase, "cat": trace.stages[stage].name, "pid": _process(device),
                 "tid": _thread(worker, role), "ts": _us(trace, span.begin), "dur": _us(trace, span.end - span.begin),
                 "args": {"tile": tile},
             }  # fmt: skip
@@ -128,7 +137,7 @@ def _arrows(trace: Trace) -> Iterator[dict[str, Any]]:
         ):
             device, worker = (int(n) for n in trace.keys[record, [DEVICE, WORKER]])
             event = {
-                "ph": phase, "id": number, "name": "critical path", "cat": "critical path", "pid": device,
+                "ph": phase, "id": number, "name": "critical path", "cat": "critical path", "pid": _process(device),
                 "tid": _thread(worker, role), "ts": _us(trace, time),
             }  # fmt: skip
             yield {**event, "bp": "e"} if phase == "f" else event
