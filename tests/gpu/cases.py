@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from tilerelay import Pipeline, Placement
@@ -21,8 +22,15 @@ def random_tensor(*shape: int, device: int, dtype: torch.dtype, seed: int = 0) -
     return (values / shape[-1] ** 0.5).to(dtype)
 
 
+def needs(gpus: int) -> None:
+    """Skip the test on a machine with fewer GPUs."""
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} Hopper GPUs")
+
+
 def make(workload: Workload, placement: Placement, **options: Any) -> tuple[Pipeline, torch.Tensor]:
-    """A pipeline with random weights and biases, and an input."""
+    """A pipeline with random weights and biases, and an input. Skips where there are fewer GPUs than are placed."""
+    needs(max(placement.devices) + 1)
     dtype = TORCH_DTYPES[workload.dtype]
     devices = [parts[0].device for parts in placement.stages]
     weights = [

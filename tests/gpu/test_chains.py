@@ -13,6 +13,8 @@ ROWS = [1, 64, 127, 128, 1000, 1024, 4096, 16384]
 # Roles: two stages are a first and a last one; of three, the middle one carries both hooks.
 CHAINS = {
     "persistent": ("0:66,1,0:66", ["persistent"] * 3, [(128, 256)] * 3),
+    "one GPU": ("0:44,0:44,0:44", ["persistent"] * 3, [(128, 256)] * 3),
+    "one GPU, different tiles": ("0:40,0:40,0:52", ["persistent"] * 3, [(64, 256), (128, 128), (256, 128)]),
     "classical ends": ("0,1", ["classical"] * 2, [(128, 128)] * 2),
     "classical middle": (
         "0:66,1,0:66",
@@ -59,11 +61,13 @@ def test_k_blocks(chain: str, blocks: str) -> None:
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
-@pytest.mark.parametrize("kernel", ["persistent", "classical"])
-def test_bias_and_activation(kernel: str, activation: str) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "placement"), [("persistent", "0,1"), ("classical", "0,1"), ("persistent", "0:66,0:66")]
+)
+def test_bias_and_activation(kernel: str, placement: str, activation: str) -> None:
     tile = (128, 256) if kernel == "persistent" else (128, 128)
     workload = dense_chain(500, [256, 1000, 264], tile=tile, bias=True, activation=activation)
-    pipe, x = make(workload, Placement.parse("0,1"), kernel=kernel)
+    pipe, x = make(workload, Placement.parse(placement), kernel=kernel)
     with pipe:
         poison(pipe)
         y = pipe(x).to(x.device)
@@ -97,10 +101,11 @@ def test_sm_shares(placement: str, signalling: str) -> None:
             assert_equals_oracle(pipe, x)
 
 
-def test_paper_size() -> None:
+@pytest.mark.parametrize("placement", ["0,1", "0:66,0:66"])
+def test_paper_size(placement: str) -> None:
     """X [16384, 8192] through two 8192 x 8192 weights: close to fp32 and equal to the oracle."""
     workload = dense_chain(16384, [8192, 8192, 8192])
-    pipe, x = make(workload, Placement.parse("0,1"))
+    pipe, x = make(workload, Placement.parse(placement))
     with pipe:
         poison(pipe)
         y = pipe(x).to(x.device)

@@ -7,13 +7,14 @@ import gc
 import pytest
 import torch
 
-from tests.gpu.cases import make
+from tests.gpu.cases import make, needs
 from tilerelay import InvalidInput, Pipeline, Placement, PlacementError, ShapeError, UnsupportedMachine, dense_chain
 
 WORKLOAD = dense_chain(256, [128, 256, 128])
 
 
 def refused(error: type[Exception], match: str, placement: str = "0,1", **options: object) -> None:
+    needs(2)
     gc.collect()
     before = [torch.cuda.memory_allocated(d) for d in range(2)]
     weights = options.pop("weights", None)
@@ -28,6 +29,7 @@ def refused(error: type[Exception], match: str, placement: str = "0,1", **option
 
 
 def weights(**changes: torch.Tensor) -> list[torch.Tensor]:
+    needs(2)
     first = torch.zeros(256, 128, dtype=torch.bfloat16, device="cuda:0")
     last = torch.zeros(128, 256, dtype=torch.bfloat16, device="cuda:1")
     return [changes.get("first", first), changes.get("last", last)]
@@ -89,6 +91,7 @@ def _run_and_close() -> None:
 
 
 def test_nothing_left_and_closed_means_closed() -> None:
+    needs(2)
     _run_and_close()  # whatever torch and Triton keep for themselves is there now
     gc.collect()
     before = [torch.cuda.memory_allocated(d) for d in range(2)]

@@ -15,6 +15,7 @@ from tilerelay.graph.tiling import TileGrid
 from tilerelay.graph.workload import Stage, chain
 from tilerelay.runtime import cuda_pipeline
 
+placements = pytest.mark.parametrize("placement", ["0,1", "0:66,0:66"], ids=["two GPUs", "one GPU"])
 DELAY_CYCLES = 2_000_000  # about a millisecond
 INPUTS = 8
 
@@ -25,10 +26,12 @@ def two_stages(
     return make(dense_chain(m, [width] * 3), Placement.parse(placement), **options)
 
 
-@pytest.mark.parametrize("kernel", ["persistent", "classical"])
+@pytest.mark.parametrize(
+    ("kernel", "placement"), [("persistent", "0,1"), ("classical", "0,1"), ("persistent", "0:66,0:66")]
+)
 @pytest.mark.parametrize("signalling", ["queue", "counter"])
-def test_a_thousand_replays(kernel: str, signalling: str) -> None:
-    pipe, x = two_stages(kernel=kernel, signalling=signalling)
+def test_a_thousand_replays(kernel: str, placement: str, signalling: str) -> None:
+    pipe, x = two_stages(placement=placement, kernel=kernel, signalling=signalling)
     inputs = [torch.randn_like(x) for _ in range(INPUTS)]
     with pipe:
         expected = [pipe.oracle(value)[-1].to(pipe.y.device).clone() for value in inputs]
@@ -46,8 +49,9 @@ def test_a_thousand_replays(kernel: str, signalling: str) -> None:
 
 @pytest.mark.parametrize("signalling", ["queue", "counter"])
 @pytest.mark.parametrize("first_epoch", [2**31 - 3, 2**32 - 3])
-def test_epochs_wrap(first_epoch: int, signalling: str) -> None:
-    pipe, x = two_stages(m=700, first_epoch=first_epoch, signalling=signalling)
+@placements
+def test_epochs_wrap(placement: str, first_epoch: int, signalling: str) -> None:
+    pipe, x = two_stages(m=700, placement=placement, first_epoch=first_epoch, signalling=signalling)
     with pipe:
         for run in range(8):
             x.add_(run)
@@ -93,8 +97,9 @@ def _change_pieces(
 
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("signalling", ["queue", "counter"])
-def test_either_side_late(stage: int, signalling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe, x = two_stages(m=2000, signalling=signalling)
+@placements
+def test_either_side_late(placement: str, stage: int, signalling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, x = two_stages(m=2000, placement=placement, signalling=signalling)
     with pipe:
         _delay(pipe, stage, monkeypatch)
         for _ in range(3):
@@ -117,9 +122,10 @@ def test_either_side_slow(placement: str, signalling: str) -> None:
         assert_equals_oracle(pipe, x)
 
 
-def test_a_consumer_that_does_not_wait_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@placements
+def test_a_consumer_that_does_not_wait_is_seen(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without its prologue's wait the consumer reads what is not there yet."""
-    pipe, x = two_stages(m=2000)
+    pipe, x = two_stages(m=2000, placement=placement)
     with pipe:
         _change_pieces(pipe, x, 1, monkeypatch, listen=False)
         _delay(pipe, 0, monkeypatch)
@@ -129,16 +135,23 @@ def test_a_consumer_that_does_not_wait_is_seen(monkeypatch: pytest.MonkeyPatch) 
         assert pipe.y.isnan().any()
 
 
-@pytest.mark.parametrize("kernel", ["persistent", "classical"])
+@pytest.mark.parametrize(
+    ("kernel", "placement"),
+    [("persistent", "0:66,1,0:66"), ("classical", "0:66,1,0:66"), ("persistent", "0:44,0:44,0:44")],
+)
 @pytest.mark.parametrize("signalling", ["queue", "counter"])
 @pytest.mark.parametrize("hold_back", [False, True])
-def test_abort_names_who_waits_and_the_pipeline_goes_on(kernel: str, signalling: str, hold_back: bool) -> None:
+def test_abort_names_who_waits_and_the_pipeline_goes_on(
+    kernel: str, placement: str, signalling: str, hold_back: bool
+) -> None:
     if hold_back and signalling == "counter":
         pytest.skip("only a queue has a first entry to wake a held-back stream")
     # Three stages: the last one must be released, too, when the middle one gives up.
     workload = dense_chain(1000, [512] * 4)
     kernels = ["persistent", kernel, "persistent"]
-    pipe, x = make(workload, Placement.parse("0:66,1,0:66"), kernel=kernels, signalling=signalling, timeout_s=0.2)
+    pipe, x = make(
+        workload, Placement.parse(placement), kernel=kernels, signalling=signalling, timeout_s=0.2, hold_back=hold_back
+    )
     with pipe:
         with pytest.MonkeyPatch.context() as mute:
             _change_pieces(pipe, x, 0, mute, announce=False)
@@ -156,9 +169,9 @@ def test_abort_names_who_waits_and_the_pipeline_goes_on(kernel: str, signalling:
             assert_equals_oracle(pipe, x)
 
 
-@pytest.mark.parametrize("signalling", ["queue"])
-def test_hold_back(signalling: str) -> None:
-    pipe, x = two_stages(m=1000, hold_back=True, signalling=signalling)
+@placements
+def test_hold_back(placement: str) -> None:
+    pipe, x = two_stages(m=1000, placement=placement, hold_back=True)
     with pipe:
         for _ in range(5):
             x.neg_()
@@ -168,12 +181,13 @@ def test_hold_back(signalling: str) -> None:
             assert_equals_oracle(pipe, x)
 
 
-def test_a_given_tile_order() -> None:
+@pytest.mark.parametrize("placement", ["0:1,1:1", "0:1,0:1"])
+def test_a_given_tile_order(placement: str) -> None:
     """The paper's pre-defined source queue: the first stage computes its tiles in any given order."""
     grids = [TileGrid(1000, 1024, 128, 256)] * 2
     backwards = list(range(grids[0].tiles))[::-1]
     workload = chain([Stage("first", grids[0], 512, order=backwards), Stage("last", grids[1], 1024)])
-    pipe, x = make(workload, Placement.parse("0:1,1:1"))
+    pipe, x = make(workload, Placement.parse(placement))
     with pipe:
         poison(pipe)
         pipe(x)

@@ -33,8 +33,9 @@ def test_layers_and_tiles(layers: int, tile: tuple[int, int]) -> None:
     run(widths, 700, sharded(widths[1:], [0, 1]), tile=tile)
 
 
-def test_one_device() -> None:
-    run([256, 1024, 512], 700, sharded([1024, 512], [1]))
+@pytest.mark.parametrize("device", [0, 1])
+def test_one_device(device: int) -> None:
+    run([256, 1024, 512], 700, sharded([1024, 512], [device]))
 
 
 @pytest.mark.parametrize("kernel", ["classical", ["persistent", "classical"], ["classical", "persistent"]])

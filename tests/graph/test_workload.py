@@ -61,10 +61,11 @@ def test_panels_in_flight_together_are_walked_column_by_column() -> None:
     assert np.array_equal(orders[2], own), "an order that was asked for stays"
 
 
-def test_a_stage_alone_walks_for_the_cache() -> None:
-    grid = TileGrid(2048, 384, 128, 128)
+@pytest.mark.parametrize(("block_n", "panels"), [(256, L2_PANELS), (128, L2_PANELS // 2), (16, 1)])
+def test_a_stage_alone_walks_for_the_cache(block_n: int, panels: int) -> None:
+    grid = TileGrid(2048, 3 * block_n, 128, block_n)
     (alone,) = with_orders(chain([stage("a", grid)]), [3]).stages
-    assert np.array_equal(alone.order, grouped_order(grid, L2_PANELS))
+    assert np.array_equal(alone.order, grouped_order(grid, panels))
 
 
 def test_a_graph_that_branches_is_no_chain() -> None:

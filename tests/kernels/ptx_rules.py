@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from tests.kernels.ptx import Instruction, Program, Test
 from tilerelay.kernels.entry import UNSPECIALISED
-from tilerelay.kernels.protocol import COUNT, ORDER, PUSH, SILENT, Control, Hooks, Inbox, Outbox
+from tilerelay.kernels.protocol import COUNT, ORDER, PUSH, SILENT, Control, Handover, Hooks, Inbox, Outbox
 
 _ACCESSES = ("ld.", "st.", "atom.", "red.")
 _DESCRIPTOR = ("", ".rows", ".cols", ".row_stride", ".col_stride")
 
 
-def parameter_names(segments: Sequence[Hooks], *, stamps: bool = False, bias: bool = False) -> list[str]:
+def parameter_names(
+    segments: Sequence[Hooks], *, stamps: bool = False, bias: bool = False, handover: bool = False
+) -> list[str]:
     """Names of a kernel's PTX parameters, in order: descriptors, what the segments hold, integers, Triton's own.
 
     A segment's begin with its number: `0.a`, `0.c1` (a copy), `0.control.epoch`, `0.outbox1.scoreboard` (a reader).
@@ -29,6 +31,7 @@ def parameter_names(segments: Sequence[Hooks], *, stamps: bool = False, bias: bo
         for reader in range(hooks.readers):
             yield from (f"{s}.outbox{reader}.{name}" for name in Outbox._fields)
         yield from [f"{s}.bias"] if bias else []
+        yield from (f"{s}.handover.{name}" for name in Handover._fields if handover)
 
     numbered = list(enumerate(segments))
     names = [name for make in (descriptors, words) for s, hooks in numbered for name in make(s, hooks)]
@@ -36,15 +39,21 @@ def parameter_names(segments: Sequence[Hooks], *, stamps: bool = False, bias: bo
 
 
 def broken_rules(
-    ptx: str, *, kind: str, segments: Sequence[Hooks], stamps: bool = False, bias: bool = False
+    ptx: str,
+    *,
+    kind: str,
+    segments: Sequence[Hooks],
+    stamps: bool = False,
+    bias: bool = False,
+    handover: bool = False,
 ) -> list[str]:
     """What is wrong with a kernel's code, a line each that begins with the number of the rule; empty when all hold."""
-    names = parameter_names(segments, stamps=stamps, bias=bias)
+    names = parameter_names(segments, stamps=stamps, bias=bias, handover=handover)
     program = Program(ptx, names)
     if found := wrong_parameters(program, names):
         return found  # no address can be told without the right names
-    found = [line for s, hooks in enumerate(segments) for line in _Rules(program, kind, s, hooks).broken()]
-    if not stamps and all(hooks.source == ORDER.value for hooks in segments):
+    found = [line for s, hooks in enumerate(segments) for line in _Rules(program, kind, s, hooks, handover).broken()]
+    if not stamps and not handover and all(hooks.source == ORDER.value for hooks in segments):
         found += [f"rule 7: `{i}` where nothing waits" for i in program.where(lambda i: "%globaltimer" in i.operands)]
     return found
 
@@ -65,8 +74,8 @@ class _Rules:
     All warps of a classical CTA take part in a role, so that only a barrier of the CTA joins them.
     """
 
-    def __init__(self, program: Program, kind: str, segment: int, hooks: Hooks) -> None:
-        self.program, self.segment, self.hooks = program, segment, hooks
+    def __init__(self, program: Program, kind: str, segment: int, hooks: Hooks, handover: bool) -> None:
+        self.program, self.segment, self.hooks, self.handover = program, segment, hooks, handover
         self.source, self.signal = hooks.source, hooks.signal
         self._barriers = ("bar.sync", "barrier.sync") + (() if kind == "classical" else ("bar.warp.sync",))
 
@@ -75,7 +84,7 @@ class _Rules:
             f"{line} (segment {self.segment})"
             for rule in (
                 self.stores_complete, self.publishing, self.waiting, self.memory_words, self.bounded_waits,
-                self.normal_exit,
+                self.normal_exit, self.sums,
             )
             for line in rule()
         ]  # fmt: skip
@@ -220,7 +229,7 @@ class _Rules:
         program = self.program
         clocks = {i.index for i in program.where(lambda i: "%globaltimer" in i.operands)}
         stores = {i.index for i in program.where(self.access("control.record", opcode="st."))}
-        if self.source == ORDER.value:
+        if self.source == ORDER.value and not self.handover:
             return ["rule 7: a record is written where nothing waits"] if stores else []
         needed = {
             "a look at the clock": clocks,
@@ -231,7 +240,23 @@ class _Rules:
             },
         }
         polls = [(poll, program.after(poll, stop=self.bulk_load)) for poll in program.where(self.poll)]
+        taken = self.access("handover.sums", opcode="ld.")
+        polls += [(i, program.after(i, stop=taken)) for i in program.where(self.access("handover.given", opcode="ld."))]
         return [f"rule 7: `{poll}` waits without {w}" for poll, loop in polls for w in needed if not loop & needed[w]]
+
+    def sums(self) -> list[str]:
+        """Rules 2 to 4 within a device: a sum, a barrier, a release; an acquire, a barrier of all warps, the sum."""
+        if not self.handover:
+            return []
+        store, load = (self.access("handover.sums", opcode=opcode) for opcode in ("st.", "ld."))
+        give, poll = self.access("handover.given", opcode="st. atom. red."), self.access("handover.given", opcode="ld.")
+        barrier: Test = lambda i: i.opcode.startswith(("bar.sync", "barrier.sync"))
+        given = {i: set(i.opcode.split(".")) for what in (give, poll) for i in self.program.where(what)}
+        found = [] if all(map(self.program.where, (store, load, give, poll))) else ["rule 3: no sum is handed over"]
+        found += self._paths("rule 2", "no barrier after a sum's stores", store, [barrier], give)
+        found += [f"rule 3: `{i}` releases nothing" for i in given if give(i) and not {"release", "gpu"} <= given[i]]
+        found += [f"rule 4: `{i}` is no acquire" for i in given if poll(i) and not {"acquire", "sys"} <= given[i]]
+        return found + self._paths("rule 4", "no barrier after the poll for a sum", poll, [barrier], load)
 
     def normal_exit(self) -> list[str]:
         """Rule 7: no trap; no warp role ends the kernel from its middle; after an abort nothing is published."""
@@ -267,4 +292,4 @@ class _Rules:
 
 def split_barriers(ptx: str, hooks: Hooks) -> list[str]:
     """Barriers of the CTA that its warps may not all reach (the classical kernel; roles of one warp are safe)."""
-    return _Rules(Program(ptx, parameter_names([hooks])), "classical", 0, hooks).split_barriers()
+    return _Rules(Program(ptx, parameter_names([hooks])), "classical", 0, hooks, handover=False).split_barriers()

@@ -50,7 +50,7 @@ def launched(
         place, weight = plan.source(i), torch.empty(stages[i].grid.n, stages[i].k, dtype=torch.bfloat16)
         source = x if place is None else tensors[place]
         pieces.append(make_piece(workspace, i, source, weight, plan.copies(i, tensors), None))
-    launch = Launch(configure(kind, TILE), pieces, workspace, tiles=[1] * len(pieces), sms=1, timeout_us=10**7)
+    launch = Launch(configure(kind, TILE), pieces, workspace, grid=1, timeout_us=10**7)
     return launch._kernel, launch._arguments, launch._options
 
 

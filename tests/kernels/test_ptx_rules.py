@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernels.ptx import Instruction, Program
 from tests.kernels.ptx_rules import broken_rules, parameter_names, split_barriers
-from tests.kernels.variants import KERNELS, SEVERAL, compiled, hooks
+from tests.kernels.variants import KERNELS, SEVERAL, STORES, compiled, hooks
 from tilerelay.kernels.protocol import ORDER, SILENT, Hooks
 
 FENCE = r"fence\.acq_rel\.sys;"
@@ -59,9 +59,9 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
-def broken(ptx: str, kind: str, *segments: Hooks) -> set[str]:
+def broken(ptx: str, kind: str, *segments: Hooks, handover: bool = False) -> set[str]:
     """The rules that the checks say are broken."""
-    return {line.split(":")[0] for line in broken_rules(ptx, kind=kind, segments=segments)}
+    return {line.split(":")[0] for line in broken_rules(ptx, kind=kind, segments=segments, handover=handover)}
 
 
 def addressed(text: str, *segments: Hooks, segment: int = 0) -> str:
@@ -120,15 +120,15 @@ def test_another_variant_is_noticed(kind: str, source: str, signal: str, taken_f
             r"cp\.async\.bulk\.tensor\.[\w.:]*global\.shared::cta[^;]*;",
             NOTHING,
             "rule 1",
-            lambda h: 4 * h.copies * (h.copies > 1),
+            lambda h: STORES * h.copies * (h.copies > 1),
         ),
     ],
-    ids=["no fence", "two fences", "no full wait", "no proxy fence", "a count for this device", "a quarter of a copy"],
+    ids=["no fence", "two fences", "no full wait", "no proxy fence", "a count for this device", "a part of a copy"],
 )
 def test_a_mistake_in_any_one_place_is_noticed(
     segments: tuple[Hooks, ...], pattern: str, becomes: str, rule: str, places: Callable[[Hooks], int]
 ) -> None:
-    """As many places matter as the segments' tiles, readers, or parts of copies (64 columns each) have.
+    """As many places matter as the segments' tiles, readers, or parts of copies (an instruction each) have.
 
     The others are not on a tile's way; and a part of a copy is missed where another copy has it.
     """
@@ -136,6 +136,34 @@ def test_a_mistake_in_any_one_place_is_noticed(
     changes = [ptx[: m.start()] + m.expand(becomes) + ptx[m.end() :] for m in re.finditer(pattern, ptx)]
     noticed = sum(rule in broken(changed, "persistent", *segments) for changed in changes)
     assert noticed == sum(map(places, segments))
+
+
+GIVE = r"atom\.global\.gpu\.release\.exch"
+TAKE = r"ld\.global\.sys\.acquire\.b32"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "becomes", "rule"),
+    [
+        (BARRIER, "", "rule 2"),
+        (GIVE, "atom.global.gpu.relaxed.exch", "rule 3"),
+        (GIVE, "atom.global.cta.release.exch", "rule 3"),
+        (TAKE, "ld.volatile.global.b32", "rule 4"),
+        (TAKE, "ld.global.cta.acquire.b32", "rule 4"),
+        (BARRIER, "", "rule 4"),
+        (r"%globaltimer", "%clock64", "rule 7"),
+        (r"<control.abort>", "<control.order>", "rule 7"),
+    ],
+    ids=["no barrier", "relaxed", "within a CTA", "volatile", "poll of a CTA", "no barrier after it", "clock", "abort"],
+)
+def test_a_mistake_in_handing_a_sum_over_is_noticed(pattern: str, becomes: str, rule: str) -> None:
+    segment = hooks("order", "silent")  # nothing but sums is waited for
+    pattern, becomes = addressed(pattern, segment), addressed(becomes, segment)
+    ptx = compiled("persistent", segment, handover=True).ptx
+    changed, count = re.subn(pattern, becomes, ptx)
+    assert count, "nothing to change"
+    assert broken(ptx, "persistent", segment, handover=True) == set()
+    assert rule in broken(changed, "persistent", segment, handover=True)
 
 
 @pytest.mark.parametrize("name", ["epoch", "numbers", "abort", "record"])

@@ -16,13 +16,16 @@ ANNOUNCEMENTS = [("silent", True), ("push", True), ("push", False), ("count", Tr
 TILES = [(m, n) for m in (64, 128, 256) for n in (32, 64, 128, 256) if m * n <= 128 * 256]
 TILE = (128, 256)
 
-__all__ = ["ANNOUNCEMENTS", "KERNELS", "SEVERAL", "SIGNALS", "SOURCES", "TILE", "TILES", "compiled", "hooks"]
+__all__ = ["ANNOUNCEMENTS", "KERNELS", "SEVERAL", "SIGNALS", "SOURCES", "STORES", "TILE", "TILES", "compiled", "hooks"]
 
 
 def hooks(source: str, signal: str, *, group_entries: bool = True, readers: int = 1, copies: int = 1) -> Hooks:
     """A segment's hooks, by the words' names; a silent one has no readers."""
     return Hooks(SOURCES[source], SIGNALS[signal], group_entries, 0 if signal == "silent" else readers, copies)
 
+
+# The instructions that store a tile in one place: each takes a swizzled row of 128 bytes of a warpgroup's rows.
+STORES = TILE[1] // 64 * configure("persistent", TILE).warpgroups
 
 # Segments of one persistent kernel: what cut stages on two, three and four devices give.
 SEVERAL = {
@@ -46,8 +49,10 @@ def compiled(
     bias: bool = False,
     activation: str = "none",
     stamps: bool = False,
+    handover: bool = False,
     stride: int = 1,
 ) -> CompiledGemm:
     return compile_gemm(
-        configure(kind, tile), segments, dtype=dtype, bias=bias, activation=activation, stamps=stamps, stride=stride
-    )
+        configure(kind, tile), segments,
+        dtype=dtype, bias=bias, activation=activation, stamps=stamps, handover=handover, stride=stride,
+    )  # fmt: skip

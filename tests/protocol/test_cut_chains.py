@@ -115,7 +115,7 @@ def test_a_stages_numbers_are_what_its_kernel_needs() -> None:
         numbers = dict(zip(STAGE_NUMBERS, layout.stage_numbers(stage), strict=True))
         assert numbers["stage"] == stage
         grid = part.grid
-        assert [numbers[name] for name in ("tiles", "tiles_n", "n", "k")] == [grid.tiles, grid.cols, grid.n, part.k]
+        assert [numbers[name] for name in ("tickets", "tiles_n", "n", "k")] == [grid.tiles, grid.cols, grid.n, part.k]
     queue = ProtocolLayout(PER_TILE, pipelined([0, 1, 2]), "queue")
     # Stage 1 has 4 x 3 tiles, each an entry; stage 2 has 4 x 3, too: rings of sixteen.
     assert queue.stage_numbers(1) == (1, 12, 3, 136, 320, 12, 15, 1, 15, 1)

@@ -220,7 +220,7 @@ def test_a_writer_that_does_not_wait_for_the_last_runs_readers_is_caught(signall
     assert any("is overwritten while tile" in outcome for outcome in found)
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != "skip_sum_wait"])  # see test_walks
 def test_no_fault_passes_every_interleaving(kind: str) -> None:
     assert any(outcomes(Fault(kind, 0 if kind == "skip_reuse_wait" else 1), "queue"))
 

@@ -1,8 +1,8 @@
 """Which placement and tile shape to take when the user leaves it open: a small cost model, measured on two H200 GPUs.
 
-A wave is one tile on every SM of a device. A stage takes ceil(tiles / SMs) waves, a wave as long as its tile's area
-times K. Pipelined stages overlap but for one wave each; parts of cut stages follow each other. What the model leaves
-out is measured and written down: docs/notes.md.
+A wave is one tile on every SM of a device. A stage takes ceil(tiles / SMs) waves, or a fraction where CTAs share sums
+(`graph.walk`), a wave as long as its tile's area times K. Pipelined stages overlap but for one wave each; parts of cut
+stages follow each other. What the model leaves out is measured and written down: docs/notes.md.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from tilerelay.errors import PlacementError
 from tilerelay.graph.placement import Placement, pipelined, sharded
 from tilerelay.graph.tiling import TileGrid
+from tilerelay.graph.walk import is_thin
 
 TILES = ((128, 256), (128, 128))
 H200_SMS = 132
-# The small tile moves more bytes through L2 for a product (measured at equal waves: 3 to 7 % slower below the power
-# cap; under it, at large M, it draws less power and is up to 2 % faster).
-SMALL_TILE_FACTOR = 1.04
+# Measured at equal waves: the small tile is 1 to 4 % slower in short stages, which run at a high clock, and 0 to 2 %
+# faster in long ones, which run against the power cap.
+SMALL_TILE_FACTOR, SMALL_TILE_CAPPED = 1.02, 0.99
+CAPPED_FLOPS = 4e11  # of a stage on one device: about half a millisecond
+SHARED_SUMS_FACTOR = 1.06  # handing sums over between CTAs
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,14 @@ def choose(m: int, widths: Sequence[int], devices: Sequence[int], *, sms: int = 
     for tile in TILES:
         name = f"{tile[0]} x {tile[1]}"
         if len(devices) >= len(layers):
-            waves = [_wave_cost(m, n, k, tile, sms) for n, k in layers]
+            waves = [_wave_cost(m, n, k, tile, sms, shares_sums=False) for n, k in layers]
             cost = max(count * wave for count, wave in waves) + sum(wave for _, wave in waves[1:])
             options[f"pipelined {name}"] = pipelined(devices[: len(layers)]), tile, cost
         if len(devices) > 1:
             placement = sharded(widths[1:], devices)
             widest = [max(p.columns[1] - p.columns[0] for p in parts if p.columns) for parts in placement.stages]
-            waves = [_wave_cost(m, n, k, tile, sms) for n, (_, k) in zip(widest, layers, strict=True)]
+            shards = zip(widest, layers, strict=True)
+            waves = [_wave_cost(m, n, k, tile, sms, shares_sums=True) for n, (_, k) in shards]
             options[f"sharded {name}"] = placement, tile, sum(count * wave for count, wave in waves)
     if not options:
         raise PlacementError(
@@ -69,7 +73,19 @@ def choose(m: int, widths: Sequence[int], devices: Sequence[int], *, sms: int = 
     return Choice(placement, tile, {name: cost for name, (_, _, cost) in options.items()})
 
 
-def _wave_cost(m: int, n: int, k: int, tile: tuple[int, int], sms: int) -> tuple[int, float]:
+def choose_tile(m: int, n: int, k: int, *, sms: int = H200_SMS) -> tuple[int, int]:
+    """The tile shape with which one GPU computes an [m, n] output with sums over k in the least time."""
+
+    def cost(tile: tuple[int, int]) -> float:
+        waves, wave = _wave_cost(m, n, k, tile, sms, shares_sums=True)
+        return waves * wave
+
+    return min(TILES, key=cost)
+
+
+def _wave_cost(m: int, n: int, k: int, tile: tuple[int, int], sms: int, *, shares_sums: bool) -> tuple[float, float]:
     """(waves, cost of one) of an [m, n] output with sums over k."""
-    waves = -(-TileGrid(m, n, *tile).tiles // sms)
-    return waves, tile[0] * tile[1] * k * (1.0 if tile == TILES[0] else SMALL_TILE_FACTOR)
+    tiles = TileGrid(m, n, *tile).tiles
+    waves = SHARED_SUMS_FACTOR * tiles / sms if shares_sums and is_thin(tiles, sms) else -(-tiles // sms)
+    small = SMALL_TILE_CAPPED if 2 * m * n * k > CAPPED_FLOPS else SMALL_TILE_FACTOR
+    return waves, tile[0] * tile[1] * k * (1.0 if tile == TILES[0] else small)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,6 +10,7 @@ from itertools import pairwise
 from tilerelay.errors import InvalidInput
 from tilerelay.graph.dependency import TileDependencies, gemm_dependencies
 from tilerelay.graph.tiling import LARGEST, Int32s, TileGrid, grouped_order, permutation_order
+from tilerelay.graph.walk import Walk, even_walk, is_thin
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 DTYPES = ("bf16", "fp16")
@@ -23,6 +25,7 @@ class Stage:
         k: length of the sum.
         order: tile ids in the order of computation, used when the stage chooses it itself (first stages, counter
             signalling); None: the pipeline chooses (`with_orders`).
+        walk: which pieces of the tiles each CTA computes; None: whole tiles, in this order, each taken by the next CTA.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Stage:
     activation: str = "none"
     bias: bool = False
     order: Int32s | None = None
+    walk: Walk | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or not 0 < self.k <= LARGEST:
@@ -95,7 +99,7 @@ class Workload:
         return sum(stage.grid.tiles for stage in self.stages)
 
 
-L2_PANELS = 8  # row panels that share weight tiles in L2 when nobody waits for the first panels
+L2_PANELS = 8  # row panels that share 256 columns of weights in L2 when nobody waits for the first panels
 CUT_PANELS = 4  # the same, for parts of a cut stage: their panels are read long after they are made
 PANEL_SHARE = 8  # of a stage that is read at once, at most this fraction of the panels is made together
 
@@ -115,7 +119,7 @@ def with_orders(workload: Workload, tiles_in_flight: Sequence[int], cut: Sequenc
 
     def together(index: int, grid: TileGrid) -> int:
         if index not in linked:
-            return L2_PANELS
+            return max(1, L2_PANELS * grid.block_n // 256)
         least = CUT_PANELS if cut and cut[index] else min(CUT_PANELS, grid.rows // PANEL_SHARE)
         return max(1, least, tiles_in_flight[index] // grid.cols)
 
@@ -125,6 +129,21 @@ def with_orders(workload: Workload, tiles_in_flight: Sequence[int], cut: Sequenc
         return replace(stage, order=grouped_order(stage.grid, together(index, stage.grid)))
 
     return replace(workload, stages=tuple(ordered(i, stage) for i, stage in enumerate(workload.stages)))
+
+
+def with_walk(stage: Stage, sms: int, *, unit: int) -> Stage:
+    """The stage with even work for all CTAs where its last wave is thin (see `graph.walk`); else as it is.
+
+    Args:
+        sms: CTAs that are computed at once.
+        unit: sums are cut at multiples of this.
+    """
+    panels = math.gcd(stage.grid.rows, CUT_PANELS)
+    if not is_thin(stage.grid.tiles, sms) or sms < CUT_PANELS:
+        return stage
+    order = grouped_order(stage.grid, panels)
+    ctas = sms // CUT_PANELS * CUT_PANELS  # the same for all stages of a kernel
+    return replace(stage, order=order, walk=even_walk(order, stage.k, ctas, together=panels, unit=unit))
 
 
 def chain(stages: Sequence[Stage], *, dtype: str = "bf16", grouped: bool = True) -> Workload:

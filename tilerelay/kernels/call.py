@@ -47,8 +47,9 @@ def gemm_call(
         timeout_us: deadline of every wait, microseconds.
         stride: int32 words between counters.
     """
-    blocks = [config.block_m, config.block_k], [config.block_n, config.block_k]
-    out = [config.block_m, config.store_n if config.kind == "persistent" else config.block_n]
+    rows = config.block_m // config.warpgroups
+    blocks = [rows, config.block_k], [config.block_n, config.block_k]
+    out = [rows, config.store_n if config.kind == "persistent" else config.block_n]
     describe = _swizzled if config.kind == "persistent" else TensorDescriptor.from_tensor
     descriptors = [
         describe(tensor, block)
@@ -58,6 +59,7 @@ def gemm_call(
     options: dict[str, Any] = {"STRIDE": stride, "num_warps": config.num_warps}
     if config.kind == "persistent":
         options |= {"NUM_BUFFERS": config.num_buffers, "STORE_BUFFERS": config.store_buffers}
+        options["GROUPS"] = config.warpgroups
         options["HOOKS"] = tuple(tl.constexpr(piece.hooks) for piece in pieces)
         options["ACTIVATIONS"] = tuple(tl.constexpr(piece.activation) for piece in pieces)
     else:

@@ -25,7 +25,7 @@ from tilerelay.errors import InvalidInput, UnsupportedMachine
 from tilerelay.kernels.activation import CODES
 from tilerelay.kernels.call import Piece, gemm_call
 from tilerelay.kernels.config import KernelConfig
-from tilerelay.kernels.protocol import Control, Hooks, Inbox, Outbox, Segment
+from tilerelay.kernels.protocol import Control, Handover, Hooks, Inbox, Outbox, Segment
 from tilerelay.kernels.sync import INTERPRETED
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -59,6 +59,7 @@ def compile_gemm(
     bias: bool = False,
     activation: str = "none",
     stamps: bool = False,
+    handover: bool = False,
     stride: int = 1,
 ) -> CompiledGemm:
     """The kernel of `config` compiled for Hopper; needs no GPU.
@@ -67,6 +68,7 @@ def compile_gemm(
         hooks: of each segment that the kernel walks over; a classical kernel has one.
         bias, activation: of all segments.
         stamps: with timestamps.
+        handover: with tiles whose sums two CTAs share (persistent only).
         stride: int32 words between counters.
 
     Raises:
@@ -79,11 +81,12 @@ def compile_gemm(
     a, b, c = (torch.empty(shape, dtype=DTYPES[dtype]) for shape in ((m, k), (n, k), (m, n)))
     word, pair = torch.empty(16, dtype=torch.int32), torch.empty(16, dtype=torch.int64)
     control = Control(word, word, word, word, word, word, pair, word, pair if stamps else None)
+    shared = Handover(word, word, torch.empty(m, n)) if handover else None
     inbox, outbox = Inbox(pair, word, word, word), Outbox(word, word, word, word, word, word, word, pair, word)
     pieces = [
         Piece(
             a, b, (c,) * h.copies,
-            Segment(control, inbox, (outbox,) * h.readers, b[0] if bias else None), h, CODES[activation],
+            Segment(control, inbox, (outbox,) * h.readers, b[0] if bias else None, shared), h, CODES[activation],
         )
         for h in hooks
     ]  # fmt: skip

@@ -23,6 +23,8 @@ class KernelConfig:
         num_buffers: A and B blocks in flight.
         store_buffers: output blocks in flight (persistent only).
         store_n: columns of one bulk store; block_n or half of it (persistent only).
+        num_warps: of a classical CTA, or of one of a persistent CTA's warpgroups.
+        warpgroups: that share the rows of a block, each with its own accumulators (persistent only).
     """
 
     kind: str
@@ -33,6 +35,7 @@ class KernelConfig:
     store_buffers: int
     store_n: int
     num_warps: int
+    warpgroups: int
 
     @property
     def shared_bytes(self) -> int:
@@ -66,11 +69,12 @@ def configure(kind: str, tile: tuple[int, int], shared_limit: int = HOPPER_SHARE
             f"no kernel for tile {block_m}x{block_n}; rows must be 64, 128 or 256, columns 32, 64, 128 or 256"
         )
     store_n = block_n // 2 if block_m * block_n >= 128 * 256 else block_n
-    # A warpgroup per 64 rows (persistent) or per 128 x 128 accumulators (classical, where more of them only wait).
-    num_warps = 4 if (block_m == 64 if kind == "persistent" else block_m * block_n <= 128 * 128) else 8
+    # A warpgroup per 128 x 128 accumulators in the classical kernel, where more of them only wait.
+    num_warps = 4 if kind == "persistent" or block_m * block_n <= 128 * 128 else 8
+    warpgroups = 2 if kind == "persistent" and block_m >= 128 else 1
     most = _MAX_BUFFERS if kind == "persistent" else _MAX_CLASSICAL_BUFFERS
     for num_buffers in range(most, 1, -1):
-        config = KernelConfig(kind, block_m, block_n, BLOCK_K, num_buffers, 1, store_n, num_warps)
+        config = KernelConfig(kind, block_m, block_n, BLOCK_K, num_buffers, 1, store_n, num_warps, warpgroups)
         if config.shared_bytes <= shared_limit and block_m * block_n <= 128 * 256:
             return config
     raise InvalidInput(

@@ -20,11 +20,11 @@ _PERSISTENT = """\
 def {name}(
     {descriptors}, segments, words, timeout_us,
     HOOKS: gl.constexpr, ACTIVATIONS: gl.constexpr, STRIDE: gl.constexpr,
-    NUM_BUFFERS: gl.constexpr, STORE_BUFFERS: gl.constexpr, num_warps: gl.constexpr,
+    NUM_BUFFERS: gl.constexpr, STORE_BUFFERS: gl.constexpr, GROUPS: gl.constexpr,
 ):
     walk_segments(
         ({a},), ({b},), ({c},), segments, words, timeout_us,
-        HOOKS, ACTIVATIONS, STRIDE, NUM_BUFFERS, STORE_BUFFERS, {segments}, num_warps,
+        HOOKS, ACTIVATIONS, STRIDE, NUM_BUFFERS, STORE_BUFFERS, GROUPS, {segments},
     )
 """
 _CLASSICAL = """\

@@ -51,7 +51,7 @@ class Control(NamedTuple):
     numbers: object  # int32 [STAGE_NUMBERS]: see Numbers
     epoch: object  # int32 [1]: number of the current run
     finished: object  # int32 [1]: CTAs of the current run that are done
-    order: object  # int32 [tiles]: the stage's own tile order
+    order: object  # int32 [tickets]: the stage's own tile order
     published: object  # int32 [tiles]: the last epoch in which each tile was announced (names the missing ones)
     abort: object  # int32 [1]: not 0: the run is being ended
     abort_words: object  # int64 [words]: addresses of all stages' abort and wake words
@@ -82,6 +82,14 @@ class Outbox(NamedTuple):
     wake: object  # int32 [1]: on the consumer's device; the epoch of the last first push
 
 
+class Handover(NamedTuple):
+    """How two CTAs of a device share the sum of a tile: one begins it, the other takes its accumulators over."""
+
+    pieces: object  # int32 [tickets, 3]: begin and end of the ticket's share of the sum, and its place in `sums`
+    given: object  # int32 [places * warpgroups]: the last epoch in which each sum was handed over
+    sums: object  # float32 [places, block_m, block_n]
+
+
 class Segment(NamedTuple):
     """A stage, or a part of one, as a kernel is handed it."""
 
@@ -89,6 +97,7 @@ class Segment(NamedTuple):
     inbox: Inbox
     outboxes: tuple[Outbox, ...]
     bias: object  # [n], or None
+    handover: object  # Handover, or None: every tile is computed by one CTA
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ class Numbers(NamedTuple):
     """A stage's integers, loaded: its place in the workload, its grid, and how its rings are indexed."""
 
     stage: object
-    tiles: object
+    tickets: object
     tiles_n: object
     n: object
     k: object

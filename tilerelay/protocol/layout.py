@@ -22,6 +22,7 @@ from tilerelay.graph.workload import Edge, Workload
 SIGNALLINGS = ("queue", "counter")
 ALIGNMENT = 128  # bytes: no two fields share a cache line
 SEPARATE = 32  # int32 words between counters that different devices write
+WARPGROUPS = 2  # of a CTA, at most: each hands its own part of a sum over
 
 # The host-visible error record of a stage, int32 words in this order (see kernels.protocol._end_run).
 RECORD_FIELDS = ("raised", "stage", "ticket", "tile", "group", "have", "want", "epoch")
@@ -71,7 +72,7 @@ NO_EDGE = EdgeNumbers(entries=1, ring_mask=0, group_size=1, largest_group=1, gro
 
 # The integers of a stage that its kernel reads from memory, in this order (see ProtocolLayout.stage_numbers).
 STAGE_NUMBERS = (
-    "stage", "tiles", "tiles_n", "n", "k", "in_entries", "in_mask", "in_group", "out_mask", "out_group",
+    "stage", "tickets", "tiles_n", "n", "k", "in_entries", "in_mask", "in_group", "out_mask", "out_group",
 )  # fmt: skip
 
 
@@ -92,6 +93,9 @@ class ProtocolLayout:
         self.workload = workload
         self.placement = placement
         self.signalling = signalling
+        for index, placed in enumerate(workload.stages):
+            if placed.walk and signalling == "queue" and self.in_edges(index):
+                raise InvalidInput(f"stage {placed.name} has a walk, but its queue says what it computes: use counters")
         self._together = [self._sharers(edge) for edge in workload.edges]
         self._sizes = dict.fromkeys(placement.devices, 0)
         self._fields: dict[tuple[str, int, str], Field] = {}
@@ -143,14 +147,19 @@ class ProtocolLayout:
 
     def stage_numbers(self, stage: int) -> tuple[int, ...]:
         """What a stage's kernel reads of its grid and of its rings, in the order of STAGE_NUMBERS."""
-        grid = self.workload.stages[stage].grid
+        placed = self.workload.stages[stage]
         into, out = self.in_edges(stage), self.out_edges(stage)
         incoming = self.edge_numbers(into[0]) if into else NO_EDGE
         outgoing = self.edge_numbers(out[0]) if out else NO_EDGE
         return (
-            stage, grid.tiles, grid.cols, grid.n, self.workload.stages[stage].k,
+            stage, self.tickets(stage), placed.grid.cols, placed.grid.n, placed.k,
             incoming.entries, incoming.ring_mask, incoming.group_size, outgoing.ring_mask, outgoing.largest_group,
         )  # fmt: skip
+
+    def tickets(self, stage: int) -> int:
+        """How many tickets the CTAs of a stage take in a run: one for each tile, or for each piece of a walk."""
+        placed = self.workload.stages[stage]
+        return placed.walk.tickets if placed.walk else placed.grid.tiles
 
     def check_kernels_can(self) -> None:
         """The reference executor runs any graph; kernels have one place to poll, and one ring to push into.
@@ -217,7 +226,14 @@ class ProtocolLayout:
         add("abort", np.int32, 1, lambda _: 0)
         add("wake", np.int32, 1, lambda epoch: wrap32(epoch - 1))
         order = row_panel_order(stage.grid) if stage.order is None else stage.order
-        add("order", np.int32, stage.grid.tiles, lambda _: order)
+        if stage.walk is None:
+            add("order", np.int32, stage.grid.tiles, lambda _: order)
+        else:
+            walk = stage.walk
+            add("order", np.int32, walk.tickets, lambda _: walk.tiles)
+            add("pieces", np.int32, walk.pieces.size, lambda _: walk.pieces.reshape(-1))
+            add("given", np.int32, walk.places * WARPGROUPS, lambda epoch: wrap32(epoch - 1))
+            add("sums", np.float32, walk.places * stage.grid.block_m * stage.grid.block_n, lambda _: 0)
         add("numbers", np.int32, len(STAGE_NUMBERS), lambda _: np.asarray(self.stage_numbers(index), dtype=np.int32))
         add("published", np.int32, stage.grid.tiles, lambda epoch: wrap32(epoch - 1))
 

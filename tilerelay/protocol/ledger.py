@@ -26,6 +26,7 @@ class Ledger:
             [[-1] * stage.grid.tiles for stage in workload.stages] for _ in range(3)
         )
         self._pushed = [[-1] * edge.dependencies.num_consumers for edge in workload.edges]
+        self._sums: dict[tuple[int, int], tuple[int, int]] = {}
         self._slots: list[dict[int, tuple[int, list[int]]]] = [{} for _ in workload.edges]
         dependencies = [edge.dependencies for edge in workload.edges]
         self.prerequisites = [[d.prerequisites_of(g) for g in range(d.num_groups)] for d in dependencies]
@@ -38,15 +39,31 @@ class Ledger:
         """Once per run, after all prerequisites, and after the last run's readers of what it overwrites."""
         self._check(self._started[stage][tile] == run - 1, stage, tile, f"is not computed exactly once in run {run}")
         self._started[stage][tile] = run
+        self._inputs_there(stage, tile, run)
+        for index, edge in enumerate(self._edges):
+            if edge.producer == stage:
+                for reader in self._readers[index][tile]:
+                    read = self._finished[edge.consumer][reader] >= run - 1
+                    self._check(read, stage, tile, f"is overwritten while {self._name(edge.consumer, reader)} reads it")
+
+    def _inputs_there(self, stage: int, tile: int, run: int) -> None:
         for index, edge in enumerate(self._edges):
             if edge.consumer == stage:
                 for p in self.prerequisites[index][edge.dependencies.group_of[tile]]:
                     there = self._finished[edge.producer][p] == run
                     self._check(there, stage, tile, f"starts before {self._name(edge.producer, p)} is finished")
-            if edge.producer == stage:
-                for reader in self._readers[index][tile]:
-                    read = self._finished[edge.consumer][reader] >= run - 1
-                    self._check(read, stage, tile, f"is overwritten while {self._name(edge.consumer, reader)} reads it")
+
+    def begin_sum(self, stage: int, tile: int, place: int, run: int) -> None:
+        """The first piece of a tile's sum lies in a place from now on; nobody else's lies there."""
+        self._inputs_there(stage, tile, run)
+        other, last_run = self._sums.get((stage, place), (tile, -1))
+        self._check(last_run < run, stage, tile, f"begins its sum where that of tile {other} lies")
+        self._sums[stage, place] = (tile, run)
+
+    def take_sum(self, stage: int, tile: int, place: int, run: int) -> None:
+        """The second piece continues what the first one has left in that place in this run."""
+        begun = self._sums.get((stage, place)) == (tile, run)
+        self._check(begun, stage, tile, "continues a sum before it is begun")
 
     def finish(self, stage: int, tile: int, run: int) -> None:
         """All stores of the tile are complete."""

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from tilerelay.errors import InvalidInput, PipelineAborted
 from tilerelay.graph.placement import Placement
 from tilerelay.graph.workload import Workload
-from tilerelay.protocol.layout import Field, ProtocolLayout, wrap32
+from tilerelay.protocol.layout import WARPGROUPS, Field, ProtocolLayout, wrap32
 from tilerelay.protocol.ledger import InvariantBroken, Ledger
 
 # How likely the scheduler is to change its preferences before a step. "random" always does; "adversarial" lets some
 # agents sleep for long, in the middle of whatever they do, while all others run ahead.
 SCHEDULERS = {"random": 1.0, "adversarial": 0.02}
-FAULTS = ("lose_publish", "publish_twice", "publish_early", "skip_wait", "skip_reuse_wait")
+FAULTS = ("lose_publish", "publish_twice", "publish_early", "skip_wait", "skip_reuse_wait", "skip_sum_wait")
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ class ReferenceExecutor:
         fresh = Memory(self._layout, self._first_epoch + self._epochs)
         for s in range(len(self._stages)):
             used = ["epoch", "finished", "abort"]
+            used += ["given"] if self._stages[s].walk else []
             used += ["published"] if self._outputs[s] else []
             used += ["wake"] if self._queue and self._inputs[s] else []
             for name in used:
@@ -146,8 +147,10 @@ class ReferenceExecutor:
         for run in range(self._epochs):
             yield self._launchable(stage, run)
             epoch = int(self.memory.stage(stage, "epoch")[0])
-            for ticket in range(worker, self._stages[stage].grid.tiles, self._workers[stage]):
+            for ticket in range(worker, self._layout.tickets(stage), self._workers[stage]):
                 tile = yield from self._prologue(stage, ticket, epoch)
+                if not (yield from self._ends_sum(stage, ticket, tile, epoch, run)):
+                    continue
                 self.ledger.start(stage, tile, run)
                 self.events.append(Event(self._step, stage, tile, worker, epoch, "started"))
                 if self._makes("publish_early", stage, ticket):
@@ -161,6 +164,24 @@ class ReferenceExecutor:
                     yield from self._epilogue(stage, tile, epoch, run)
             yield None
             self._leave(stage, epoch)
+
+    def _ends_sum(self, stage: int, ticket: int, tile: int, epoch: int, run: int) -> Generator[Wait | None, None, bool]:
+        """Take a tile's sum over or hand it over, where its CTAs share it; whether this ticket ends the sum."""
+        placed = self._stages[stage]
+        if placed.walk is None:
+            return True
+        begin, end, place = placed.walk.pieces[ticket].tolist()
+        given = self.memory.stage(stage, "given")[place * WARPGROUPS : (place + 1) * WARPGROUPS]
+        if begin > 0:
+            if not self._makes("skip_sum_wait", stage, ticket):
+                who = f"{placed.name}, tile {tile} waits for the first piece of its sum"
+                yield Wait(lambda: bool((given == epoch).all()), lambda: who)
+            self.ledger.take_sum(stage, tile, place, run)
+        if begin < end < placed.k:
+            self.ledger.begin_sum(stage, tile, place, run)
+            yield None
+            given[:] = epoch
+        return bool(end == placed.k)
 
     def _makes(self, kind: str, stage: int, ticket: int = 0) -> bool:
         return self._fault == Fault(kind, stage, ticket)

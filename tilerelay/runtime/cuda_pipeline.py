@@ -15,7 +15,7 @@ from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import ENDED, EVENTS, WAKE_ALL
 from tilerelay.protocol.layout import ProtocolLayout, wrap32
 from tilerelay.runtime import cuda
-from tilerelay.runtime.launch import Launch, make_piece
+from tilerelay.runtime.launch import Launch, grid_of, make_piece
 from tilerelay.runtime.oracle import TORCH_DTYPES
 from tilerelay.runtime.run_order import RunOrder
 from tilerelay.runtime.tensors import OutputPlan
@@ -124,9 +124,10 @@ class CudaPipeline:
             source = x[self._cut.origin[part][1]] if place is None else self.tensors[place]
             copies = self._plan.copies(part, self.tensors)
             pieces.append(make_piece(self.workspace, part, source, self._weights[part], copies, self._biases[part]))
-        tiles = [self._cut.workload.stages[part].grid.tiles for part in parts]
+        stages = [self._cut.workload.stages[part] for part in parts]
         sms = self._cut.placement.stages[parts[0]][0].sms or self._sms_of[self._devices[parts[0]]]
-        return Launch(self._configs[parts[0]], pieces, self.workspace, tiles, sms, self._timeout_us)
+        config = self._configs[parts[0]]
+        return Launch(config, pieces, self.workspace, grid_of(config.kind, stages, sms), self._timeout_us)
 
     def reset(self) -> None:
         """Protocol memory as before the first run. Nothing may be running."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilerelay.kernels.handover import SUM
 from tilerelay.protocol.layout import RECORD_FIELDS, wrap32
 from tilerelay.runtime.workspace import Workspace
 
@@ -31,6 +32,11 @@ def _describe(workspace: Workspace, stage: int, record: dict[str, int]) -> str:
     waits_for = (
         f"tile {record['tile']}" if record["tile"] >= 0 else f"the next tile of its queue (ticket {record['ticket']})"
     )
+    if record["group"] == SUM.value:
+        return (
+            f"({name}) on device {device} waited for {waits_for} in run {record['epoch']}; "
+            f"the first piece of its sum had not been handed over"
+        )
     missing = missing_producers(workspace, stage, record["group"], record["epoch"])
     lacking = {producer: tiles for producer, tiles in missing.items() if tiles} or missing
     return f"({name}) on device {device} waited for {waits_for} in run {record['epoch']}; " + "; ".join(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tilerelay.graph.workload import Stage
 from tilerelay.kernels.activation import CODES
 from tilerelay.kernels.call import Piece, gemm_call
 from tilerelay.kernels.config import KernelConfig
@@ -60,30 +61,31 @@ def balanced_grid(tiles: Sequence[int], sms: int) -> int:
     return max(-(-count // -(-count // sms)) for count in tiles)
 
 
+def grid_of(kind: str, stages: Sequence[Stage], sms: int) -> int:
+    """CTAs of a kernel that computes these stages: one for each tile, or, persistent, at most one for each SM."""
+    tiles = [stage.grid.tiles for stage in stages]
+    if kind != "persistent":
+        return sum(tiles)
+    return next((stage.walk.ctas for stage in stages if stage.walk), balanced_grid(tiles, sms))
+
+
 class Launch:
     """A kernel with all its arguments; calling it enqueues the kernel on the current stream.
 
     Args:
         pieces: the segments that it walks over.
-        tiles: of each piece.
-        sms: most CTAs of a persistent grid, one per SM; a classical grid has a CTA per tile.
+        grid: number of CTAs.
     """
 
     def __init__(
-        self,
-        config: KernelConfig,
-        pieces: Sequence[Piece],
-        workspace: Workspace,
-        tiles: Sequence[int],
-        sms: int,
-        timeout_us: int,
+        self, config: KernelConfig, pieces: Sequence[Piece], workspace: Workspace, grid: int, timeout_us: int
     ) -> None:
         words = 2 * len(workspace.layout.workload.stages)
         kernel, self._arguments, self._options = gemm_call(
             config, pieces, words=words, timeout_us=timeout_us, stride=workspace.layout.stride
         )
         self._kernel: Any = kernel
-        self._grid = (balanced_grid(tiles, sms) if config.kind == "persistent" else sum(tiles),)
+        self._grid = (grid,)
 
     def load(self) -> None:
         """Compile the kernel and load it on the current GPU, without launching it."""

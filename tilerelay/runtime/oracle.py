@@ -10,9 +10,10 @@ from tilerelay.graph.placement import Part, Placement
 from tilerelay.graph.workload import Workload
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.protocol.layout import ProtocolLayout
-from tilerelay.runtime.launch import Launch, make_piece
+from tilerelay.runtime.launch import Launch, grid_of, make_piece
 from tilerelay.runtime.workspace import Workspace, new_records
 
+TIMEOUT_US = 10_000_000
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -54,7 +55,7 @@ class LayerByLayer:
             piece = make_piece(
                 self._workspace, i, source, self._weights[i], out, self._biases[i], listen=False, announce=False
             )
-            Launch(config, [piece], self._workspace, [stage.grid.tiles], self._sms, timeout_us=1)()
+            Launch(config, [piece], self._workspace, grid_of(config.kind, [stage], self._sms), TIMEOUT_US)()
         return self.outputs
 
 

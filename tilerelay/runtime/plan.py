@@ -10,8 +10,8 @@ import torch
 from tilerelay.errors import InvalidInput, PlacementError, ShapeError
 from tilerelay.graph.cut import cut
 from tilerelay.graph.placement import Placement, pipelined
-from tilerelay.graph.workload import Stage, Workload, with_orders
-from tilerelay.kernels.config import HOPPER_SHARED_BYTES, configure
+from tilerelay.graph.workload import Stage, Workload, with_orders, with_walk
+from tilerelay.kernels.config import BLOCK_K, HOPPER_SHARED_BYTES, configure
 from tilerelay.protocol.layout import ProtocolLayout
 from tilerelay.runtime.checks import DESCRIPTOR_BYTES, check_tensor, check_types, tensors_of
 from tilerelay.runtime.cuda import check_machine, shared_memory_limit
@@ -73,7 +73,7 @@ class Plan:
         self.cut = cut(workload, self.placement)
         is_cut = [parts[0].columns is not None for parts in self.cut.placement.stages]
         ordered = with_orders(self.cut.workload, self._tiles_in_flight(), is_cut)
-        self.cut = replace(self.cut, workload=ordered)
+        self.cut = replace(self.cut, workload=self._with_walks(ordered))
         self.layout = ProtocolLayout(self.cut.workload, self.cut.placement, self.signalling)
         self.layout.check_kernels_can()
         limit = shared_memory_limit(self.placement.devices[0]) if self.backend == "cuda" else HOPPER_SHARED_BYTES
@@ -167,6 +167,18 @@ class Plan:
             return [1] * len(self.cut.origin)
         sms = check_machine(self.placement.devices)
         return [parts[0].sms or sms[parts[0].device] for parts in self.cut.placement.stages]
+
+    def _with_walks(self, workload: Workload) -> Workload:
+        """Even work for all CTAs in the parts of cut stages; others are read while they are made, panel by panel."""
+        parts = self.cut.placement.stages
+        in_flight = self._tiles_in_flight()
+        stages = tuple(
+            with_walk(stage, in_flight[i], unit=BLOCK_K)
+            if parts[i][0].columns and self.kernels[self.cut.origin[i][0]] == "persistent"
+            else stage
+            for i, stage in enumerate(workload.stages)
+        )
+        return replace(workload, stages=stages)
 
     def device(self, part: int) -> torch.device:
         return (

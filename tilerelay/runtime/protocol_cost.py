@@ -20,7 +20,7 @@ from tilerelay.kernels.compile import compile_call
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import EVENTS
 from tilerelay.protocol.layout import ProtocolLayout
-from tilerelay.runtime.launch import Launch, balanced_grid, make_piece
+from tilerelay.runtime.launch import Launch, grid_of, make_piece
 from tilerelay.runtime.tracing import StageRun, assemble, tickets
 from tilerelay.runtime.workspace import Workspace, new_records
 from tilerelay.trace.events import Trace
@@ -69,8 +69,9 @@ class ProducerAlone:
         self.workspace.reset()
         piece = make_piece(self.workspace, 0, x, weight, [out], None, announce=announce)
         self._workload, self._kernel, self._device = workload, config.kind, device
-        self._workers = balanced_grid([stage.grid.tiles], sms) if config.kind == "persistent" else None
-        self._launch = Launch(config, [piece], self.workspace, [stage.grid.tiles], sms, TIMEOUT_US)
+        grid = grid_of(config.kind, [stage], sms)
+        self._workers = grid if config.kind == "persistent" else None
+        self._launch = Launch(config, [piece], self.workspace, grid, TIMEOUT_US)
 
     def __call__(self) -> None:
         """Enqueue the kernel on the current stream."""
@@ -147,7 +148,7 @@ def resources(config: KernelConfig, protocol: str) -> dict[str, int] | None:
     a, b, c = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((tile[0], k), (tile[1], k), tile))
     piece = make_piece(workspace, stage, a, b, [c], None, announce=protocol == "producer")
     try:
-        launch = Launch(config, [piece], workspace, [1], 1, TIMEOUT_US)
+        launch = Launch(config, [piece], workspace, 1, TIMEOUT_US)
         code = compile_call(launch._kernel, launch._arguments, launch._options)
     except UnsupportedMachine:
         return None

@@ -21,7 +21,7 @@ from tilerelay.protocol.layout import wrap32
 from tilerelay.runtime.checks import tensors_of
 from tilerelay.runtime.clocks import Alignment, Clocks
 from tilerelay.runtime.cuda_pipeline import CudaPipeline
-from tilerelay.runtime.launch import balanced_grid
+from tilerelay.runtime.launch import grid_of
 from tilerelay.runtime.workspace import Workspace
 from tilerelay.trace.events import (
     KEYS,
@@ -114,13 +114,14 @@ def trace_of(pipe: Pipeline, alignment: Alignment | None = None) -> Trace:
     kernels = pipe._run._kernels if isinstance(pipe._run, CudaPipeline) else [(part,) for part in programs]
     runs = {}
     for parts in kernels:
-        taken = [workload.stages[part].grid.tiles for part in parts]
+        stages = [workload.stages[part] for part in parts]
+        taken = [workspace.layout.tickets(part) for part in parts]
         for i, part in enumerate(parts):
             device, kernel = placement.device_of(part), pipe.kernels[pipe._cut.origin[part][0]]
             workers: int | None = 1  # a virtual device's process runs one CTA after another
             if isinstance(pipe._run, CudaPipeline):
                 sms = placement.stages[part][0].sms or pipe._run._sms_of[device]
-                workers = balanced_grid(taken, sms) if kernel == "persistent" else None
+                workers = grid_of(kernel, stages, sms) if kernel == "persistent" else None
             runs[part] = StageRun(
                 device, kernel, stamps[part].numpy().astype(np.int64), tickets(workspace, part), workers,
                 sum(taken[:i]), programs[part],
@@ -137,7 +138,9 @@ def _programs(pipe: Pipeline) -> dict[int, int]:
 
 
 def tickets(workspace: Workspace, stage: int) -> Int32s:
-    """[tiles] the tile that each ticket of the last run had: the stage's order, or what the queue's ring says.
+    """The tile that each ticket of the last run had: the stage's order, or what the queue's ring says.
+
+    Of a tile whose sum two CTAs share, the ticket that ends it counts; the other one is -1.
 
     Raises:
         TilerelayError: the ring does not hold the last run's entries.
@@ -145,7 +148,8 @@ def tickets(workspace: Workspace, stage: int) -> Int32s:
     layout = workspace.layout
     edge = next((i for i, e in enumerate(layout.workload.edges) if e.consumer == stage), None)
     if edge is None or layout.signalling != "queue":
-        return np.asarray(workspace.stage(stage, "order").cpu().numpy())
+        order, walk = workspace.stage(stage, "order").cpu().numpy(), layout.workload.stages[stage].walk
+        return np.where(walk.ends(layout.workload.stages[stage].k), order, -1) if walk else np.asarray(order)
     numbers = layout.edge_numbers(edge)
     epoch = int(wrap32(int(workspace.stage(stage, "epoch")) - 1))  # the last CTA has moved on to the next one
     ring = workspace.edge(edge, "ring").cpu().numpy()
@@ -225,10 +229,11 @@ def _workers(run: StageRun) -> tuple[NDArray[np.int64], int]:
     are dispatched in the order of their numbers, each to the place that became free first; there are as many places as
     tiles were once under way together.
     """
-    tiles = len(run.tickets)
+    tiles = len(run.stamps)
     who = np.empty(tiles, dtype=np.int64)
     if run.workers is not None:
-        who[run.tickets] = (run.first_ticket + np.arange(tiles)) % run.workers
+        taken = np.flatnonzero(run.tickets >= 0)
+        who[run.tickets[taken]] = (run.first_ticket + taken) % run.workers
         return who, run.workers
     begin, end = run.stamps[:, SEEN], run.stamps[:, PUBLISHED]
     order = np.argsort(np.concatenate([end, begin]), kind="stable")  # at the same time, who ends makes room

@@ -10,7 +10,7 @@ from tilerelay.graph.cut import CutWorkload
 from tilerelay.kernels.call import Piece
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.protocol.layout import ProtocolLayout
-from tilerelay.runtime.launch import Launch, make_piece
+from tilerelay.runtime.launch import Launch, grid_of, make_piece
 from tilerelay.runtime.oracle import LayerByLayer, whole_rows
 from tilerelay.runtime.virtual_memory import PipelineMemory
 
@@ -47,10 +47,9 @@ class DeviceProgram:
             self.launch(i)
 
     def launch(self, i: int) -> None:
-        Launch(
-            self.configs[i], [self.piece(i)], self.memory.workspace, [self.cut.workload.stages[i].grid.tiles],
-            sms=1, timeout_us=self.timeout_us,
-        )()  # fmt: skip
+        config, workspace = self.configs[i], self.memory.workspace
+        grid = grid_of(config.kind, [self.cut.workload.stages[i]], sms=1)
+        Launch(config, [self.piece(i)], workspace, grid, self.timeout_us)()
 
     def piece(self, i: int, *, listen: bool = True, announce: bool = True) -> Piece:
         """What the kernel of a part is handed (see `make_piece`)."""

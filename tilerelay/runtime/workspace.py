@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from tilerelay.kernels.protocol import Control, Inbox, Outbox, Segment
+from tilerelay.kernels.protocol import Control, Handover, Inbox, Outbox, Segment
 from tilerelay.protocol.layout import RECORD_WORDS, Field, ProtocolLayout
 
-_TORCH = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
+_TORCH = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
 
 
 class Workspace:
@@ -67,7 +67,13 @@ class Workspace:
     ) -> Segment:
         """What the kernel is handed of the protocol for a stage: one inbox to poll, an outbox for each reader."""
         inbox = self._inbox(in_edges[0]) if in_edges else self._no_inbox(stage)
-        return Segment(self._control(stage), inbox, tuple(self._outbox(edge) for edge in out_edges), bias)
+        outboxes = tuple(self._outbox(edge) for edge in out_edges)
+        return Segment(self._control(stage), inbox, outboxes, bias, self._handover(stage))
+
+    def _handover(self, stage: int) -> Handover | None:
+        if self.layout.workload.stages[stage].walk is None:
+            return None
+        return Handover(*(self.stage(stage, name) for name in Handover._fields))
 
     def _control(self, stage: int) -> Control:
         names = ("numbers", "epoch", "finished", "order", "published", "abort")

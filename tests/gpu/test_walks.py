@@ -1,0 +1,101 @@
+"""Sums that two CTAs share have the bits of whole ones, and a sum that is not handed over is noticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.gpu.cases import NAN, assert_equals_oracle, assert_replays, assert_runs, make, poison
+from tilerelay import Pipeline, PipelineAborted, dense_chain, sharded
+
+WIDE = 128 * 112  # columns: with 512 rows 1.7 waves of 128 x 256 tiles on an H200, so that its sums are shared
+devices = pytest.mark.parametrize("gpus", [1, 2])
+
+
+def thin(
+    gpus: int, k: int = 512, m: int = 512, *, widths: int = 2, tile: tuple[int, int] = (128, 256), **options: object
+) -> tuple[Pipeline, torch.Tensor]:
+    """A chain whose stages have thin waves on every device."""
+    dtype, chain = options.pop("dtype", "bf16"), {"bias": True, "activation": "gelu"} if options.pop("act", 0) else {}
+    columns = [WIDE * gpus] * widths
+    workload = dense_chain(m, [k, *columns], tile=tile, dtype=dtype, **chain)  # type: ignore[arg-type]
+    pipe, x = make(workload, sharded(columns, range(gpus)), **options)
+    assert all(stage.walk for stage in pipe._cut.workload.stages), "no walk: another number of SMs?"
+    return pipe, x
+
+
+@devices
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("m", [512, 1000, 1024])
+def test_rows(gpus: int, m: int, dtype: str) -> None:
+    pipe, x = thin(gpus, m=m, dtype=dtype)
+    with pipe:
+        assert_runs(pipe, x)
+
+
+@devices
+@pytest.mark.parametrize("tile", [(128, 256), (128, 128), (256, 128)])
+def test_tiles(gpus: int, tile: tuple[int, int]) -> None:
+    pipe, x = thin(gpus, m=512 if tile == (128, 128) else 512 * 2, tile=tile, widths=1)
+    with pipe:
+        assert_runs(pipe, x)
+
+
+@devices
+@pytest.mark.parametrize("k", [64, 128, 192, 1024, 1000])
+def test_k_blocks(gpus: int, k: int) -> None:
+    pipe, x = thin(gpus, k, widths=1)
+    with pipe:
+        assert_runs(pipe, x)
+
+
+@devices
+def test_bias_and_activation(gpus: int) -> None:
+    pipe, x = thin(gpus, act=1)
+    with pipe:
+        assert_runs(pipe, x)
+
+
+@devices
+def test_a_thousand_replays(gpus: int) -> None:
+    pipe, x = thin(gpus, widths=1)
+    with pipe:
+        assert_replays(pipe, x)
+
+
+def _field(pipe: Pipeline, name: str) -> torch.Tensor:
+    return pipe._run.workspace.stage(0, name)
+
+
+def _leave_out_first_pieces(pipe: Pipeline, k: int) -> None:
+    pieces = _field(pipe, "pieces").view(-1, 3)
+    first = (pieces[:, 0] == 0) & (pieces[:, 1] > 0) & (pieces[:, 1] < k)
+    assert first.any()
+    pieces[first] = 0
+
+
+def test_a_sum_that_is_not_waited_for_is_seen() -> None:
+    """Negative control: sums that nobody begins, but that seem to have been handed over."""
+    pipe, x = thin(1, widths=1)
+    with pipe:
+        poison(pipe)
+        _field(pipe, "sums").fill_(NAN)
+        _leave_out_first_pieces(pipe, 512)
+        _field(pipe, "given").fill_(100)
+        pipe(x)
+        pipe.synchronize()
+        assert pipe.y.isnan().any()
+
+
+def test_a_sum_that_is_not_handed_over_ends_the_run() -> None:
+    pipe, x = thin(1, widths=1, timeout_s=0.2)
+    with pipe:
+        _leave_out_first_pieces(pipe, 512)
+        pipe(x)
+        with pytest.raises(PipelineAborted, match="the first piece of its sum had not been handed over"):
+            pipe.synchronize()
+        for _ in range(2):
+            poison(pipe)
+            pipe(x)
+            pipe.synchronize()
+            assert_equals_oracle(pipe, x)
