@@ -44,6 +44,7 @@ class Bench:
     def __init__(self, n: int, k: int) -> None:
         self.n, self.k = n, k
         self.stream = torch.cuda.Stream()
+        self.kept: list[LayerByLayer] = []
         self.sms = torch.cuda.get_device_properties(0).multi_processor_count
         with torch.cuda.stream(self.stream):
             self.x = torch.randn(max(ROWS), k, dtype=torch.bfloat16, device="cuda")
@@ -71,8 +72,8 @@ class Bench:
     def methods(self, m: int) -> tuple[dict[str, Run], str, bool]:
         """Runs by name, the one that the cost model picks, and whether all of ours give the same bits."""
         x, y = self.x[:m], self.y[:m]
+        self.kept = []  # a graph does not keep what it runs on
         runs = {"cuBLAS": self.captured(lambda: torch.mm(x, self.weight.T, out=y))}
-        outputs = []
         picked = ""
         for tile in TILES:
             for shared_sums in (False, True):
@@ -81,11 +82,12 @@ class Bench:
                     runs[name] = self.captured(lambda gemm=gemm: gemm.run(x))  # type: ignore[misc]
                     gemm.outputs[0].fill_(float("nan"))
                     runs[name]()
-                    outputs.append(gemm.outputs[0])
+                    self.kept.append(gemm)
                 if tile == choose_tile(m, self.n, self.k, sms=self.sms) and shared_sums:
                     picked = name
         torch.cuda.synchronize()
-        return runs, picked, all(torch.equal(outputs[0], other) for other in outputs)
+        first, *others = (gemm.outputs[0] for gemm in self.kept)
+        return runs, picked, all(torch.equal(first, other) for other in others)
 
     def time_us(self, run: Run, repeats: int) -> float:
         """The last of some runs in a row."""

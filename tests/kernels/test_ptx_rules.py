@@ -138,6 +138,7 @@ def test_a_mistake_in_any_one_place_is_noticed(
     assert noticed == sum(map(places, segments))
 
 
+OF_A_WARPGROUP = r"bar\.sync\s+\d+, 128;"
 GIVE = r"atom\.global\.gpu\.release\.exch"
 TAKE = r"ld\.global\.sys\.acquire\.b32"
 
@@ -145,12 +146,12 @@ TAKE = r"ld\.global\.sys\.acquire\.b32"
 @pytest.mark.parametrize(
     ("pattern", "becomes", "rule"),
     [
-        (BARRIER, "", "rule 2"),
+        (OF_A_WARPGROUP, "", "rule 2"),
         (GIVE, "atom.global.gpu.relaxed.exch", "rule 3"),
         (GIVE, "atom.global.cta.release.exch", "rule 3"),
         (TAKE, "ld.volatile.global.b32", "rule 4"),
         (TAKE, "ld.global.cta.acquire.b32", "rule 4"),
-        (BARRIER, "", "rule 4"),
+        (OF_A_WARPGROUP, "", "rule 4"),
         (r"%globaltimer", "%clock64", "rule 7"),
         (r"<control.abort>", "<control.order>", "rule 7"),
     ],

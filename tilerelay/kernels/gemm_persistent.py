@@ -153,9 +153,15 @@ def store_segment(
     STORE_N: gl.constexpr = buffers.c.shape[2]
     STORE_BUFFERS: gl.constexpr = buffers.c.shape[0] // GROUPS
     COPIES: gl.constexpr = HOOKS.copies
+    # Leaving takes a microsecond. Where only this role reads the epoch it may leave at once, else after its first tile:
+    # by then (load -> mma -> here) the others have read it.
+    READS_ALONE: gl.constexpr = HOOKS.source == ORDER and segment.handover is None
     lanes = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
     numbers = load_numbers(segment.control)
     epoch = gl.load(segment.control.epoch)
+    left = READS_ALONE
+    if READS_ALONE:
+        leave(segment.control, epoch)
     for ticket in range(first, numbers.tickets, gl.num_programs(0)):
         _, end, _ = piece_of(ticket, segment, numbers)
         if end == numbers.k:
@@ -174,7 +180,11 @@ def store_segment(
                 c_use += 1
             alive = load_uniform(segment.control.abort) == 0
             epilogue(tile, epoch, alive, lanes, segment, numbers, HOOKS, STRIDE)
-    leave(segment.control, epoch)
+            if not left:
+                leave(segment.control, epoch)
+                left = True
+    if not left:
+        leave(segment.control, epoch)
     return tickets_after(first, numbers.tickets), c_use
 
 

@@ -302,7 +302,7 @@ def _push(group, complete, epoch, outbox, numbers, GROUP_ENTRIES: tl.constexpr):
 
 @triton.jit
 def leave(control, epoch):
-    """A CTA is done. The last one of the grid moves the stage to the next epoch, for the next launch to find.
+    """A CTA needs the epoch no longer. The last one of the grid moves it on, for the next launch to find.
 
     Precondition: every role of this CTA that reads the epoch has read it, or has no tile.
     """
