@@ -7,6 +7,7 @@ import torch
 
 from tests.gpu.cases import NAN, assert_equals_oracle, assert_replays, assert_runs, make, poison
 from tilerelay import Pipeline, PipelineAborted, dense_chain, sharded
+from tilerelay.runtime.tracing import trace_run
 
 WIDE = 128 * 112  # columns: with 512 rows 1.7 waves of 128 x 256 tiles on an H200, so that its sums are shared
 devices = pytest.mark.parametrize("gpus", [1, 2])
@@ -42,11 +43,43 @@ def test_tiles(gpus: int, tile: tuple[int, int]) -> None:
 
 
 @devices
-@pytest.mark.parametrize("k", [64, 128, 192, 1024, 1000])
+@pytest.mark.parametrize("k", [128, 192, 1024, 1000])
 def test_k_blocks(gpus: int, k: int) -> None:
     pipe, x = thin(gpus, k, widths=1)
     with pipe:
         assert_runs(pipe, x)
+
+
+@devices
+@pytest.mark.parametrize("layers", ["thin, full", "full, thin", "thin, full, thin"])
+def test_segments_with_and_without_shared_sums(gpus: int, layers: str) -> None:
+    columns = [{"thin": WIDE, "full": 4096}[layer] * gpus for layer in layers.split(", ")]
+    workload = dense_chain(512, [512, *columns])
+    pipe, x = make(workload, sharded(columns, range(gpus)))
+    with pipe:
+        assert {stage.walk is not None for stage in pipe._cut.workload.stages} == {True, False}
+        assert_runs(pipe, x)
+
+
+@pytest.mark.parametrize("first_epoch", [2**31 - 3, 2**32 - 3])
+def test_epochs_wrap(first_epoch: int) -> None:
+    pipe, x = thin(1, first_epoch=first_epoch)
+    with pipe:
+        for run in range(8):
+            x.add_(run)
+            poison(pipe)
+            pipe(x)
+            pipe.synchronize()
+            assert_equals_oracle(pipe, x)
+
+
+def test_a_trace_has_every_tile_in_order() -> None:
+    """A tile's events are those of the CTA that ends its sum."""
+    pipe, x = thin(1, 2048, trace=True)
+    with pipe:
+        trace = trace_run(pipe, x)
+        assert trace.backward == 0
+        assert len(trace.keys) == 2 * 4 * WIDE // 256
 
 
 @devices

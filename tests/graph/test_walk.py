@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tilerelay.errors import InvalidInput
@@ -18,10 +18,11 @@ def walks(draw: st.DrawFn) -> tuple[int, int, int, Walk]:
     """(tiles, k, unit, walk); the sum's last unit may be ragged."""
     together, workers = draw(st.sampled_from([(1, 7), (2, 5), (4, 3), (1, 2), (4, 33)]))
     groups = draw(st.integers(workers, 4 * workers).filter(lambda groups: groups % workers))
-    unit, length = draw(st.sampled_from([(1, 70), (64, 5), (8, 128), (16, 1)]))
+    unit, length = draw(st.sampled_from([(1, 70), (64, 5), (8, 128), (16, 2)]))
     k = unit * length - draw(st.integers(0, unit - 1))
     order = np.random.default_rng(groups).permutation(groups * together).astype(np.int32)
     walk = even_walk(order, k, workers * together + draw(st.integers(0, together - 1)), together=together, unit=unit)
+    assume(walk is not None)
     assert walk is not None and walk.ctas == workers * together
     return len(order), k, unit, walk
 
@@ -60,6 +61,7 @@ def test_nobody_waits_for_a_cta_that_waits(case: tuple[int, int, int, Walk]) -> 
         second = np.flatnonzero(begins[:, cta] > 0)
         done = np.flatnonzero(lengths(walk)[:, cta])
         assert len(second) <= 1 and (len(second) == 0 or second[0] == done[-1])
+        assert (lengths(walk)[:, cta] > 0)[ends[:, cta] == k].any(), "a CTA leaves its run after a sum that it ends"
 
 
 @given(walks())
@@ -113,6 +115,10 @@ def test_a_stage_gets_a_walk_where_its_last_wave_is_thin() -> None:
 @pytest.mark.parametrize("tiles", [131, 132, 396])
 def test_no_walk_without_a_thin_wave(tiles: int) -> None:
     assert even_walk(np.arange(tiles, dtype=np.int32), 64, 132, together=1, unit=8) is None
+
+
+def test_no_walk_where_sums_cannot_be_cut() -> None:
+    assert even_walk(np.arange(200, dtype=np.int32), 64, 132, together=1, unit=64) is None
 
 
 @pytest.mark.parametrize(("tiles", "ctas", "together"), [(6, 4, 4), (8, 3, 4), (8, 4, 0)])

@@ -14,7 +14,7 @@ _DESCRIPTOR = ("", ".rows", ".cols", ".row_stride", ".col_stride")
 
 
 def parameter_names(
-    segments: Sequence[Hooks], *, stamps: bool = False, bias: bool = False, handover: bool = False
+    segments: Sequence[Hooks], *, stamps: bool = False, bias: bool = False, shared: Sequence[int] = ()
 ) -> list[str]:
     """Names of a kernel's PTX parameters, in order: descriptors, what the segments hold, integers, Triton's own.
 
@@ -31,7 +31,7 @@ def parameter_names(
         for reader in range(hooks.readers):
             yield from (f"{s}.outbox{reader}.{name}" for name in Outbox._fields)
         yield from [f"{s}.bias"] if bias else []
-        yield from (f"{s}.handover.{name}" for name in Handover._fields if handover)
+        yield from (f"{s}.handover.{name}" for name in Handover._fields if s in shared)
 
     numbered = list(enumerate(segments))
     names = [name for make in (descriptors, words) for s, hooks in numbered for name in make(s, hooks)]
@@ -45,15 +45,15 @@ def broken_rules(
     segments: Sequence[Hooks],
     stamps: bool = False,
     bias: bool = False,
-    handover: bool = False,
+    shared: Sequence[int] = (),
 ) -> list[str]:
     """What is wrong with a kernel's code, a line each that begins with the number of the rule; empty when all hold."""
-    names = parameter_names(segments, stamps=stamps, bias=bias, handover=handover)
+    names = parameter_names(segments, stamps=stamps, bias=bias, shared=shared)
     program = Program(ptx, names)
     if found := wrong_parameters(program, names):
         return found  # no address can be told without the right names
-    found = [line for s, hooks in enumerate(segments) for line in _Rules(program, kind, s, hooks, handover).broken()]
-    if not stamps and not handover and all(hooks.source == ORDER.value for hooks in segments):
+    found = [line for s, hooks in enumerate(segments) for line in _Rules(program, kind, s, hooks, s in shared).broken()]
+    if not stamps and not shared and all(hooks.source == ORDER.value for hooks in segments):
         found += [f"rule 7: `{i}` where nothing waits" for i in program.where(lambda i: "%globaltimer" in i.operands)]
     return found
 
@@ -74,8 +74,8 @@ class _Rules:
     All warps of a classical CTA take part in a role, so that only a barrier of the CTA joins them.
     """
 
-    def __init__(self, program: Program, kind: str, segment: int, hooks: Hooks, handover: bool) -> None:
-        self.program, self.segment, self.hooks, self.handover = program, segment, hooks, handover
+    def __init__(self, program: Program, kind: str, segment: int, hooks: Hooks, shares_sums: bool) -> None:
+        self.program, self.segment, self.hooks, self.shares_sums = program, segment, hooks, shares_sums
         self.source, self.signal = hooks.source, hooks.signal
         self._barriers = ("bar.sync", "barrier.sync") + (() if kind == "classical" else ("bar.warp.sync",))
 
@@ -213,6 +213,7 @@ class _Rules:
         """Rule 6: epoch and numbers are loaded from memory, in each role, before anything that depends on them."""
         signals = [self.poll] if self.source != ORDER.value else []
         signals += [self.publish] if self.signal != SILENT.value else []
+        signals += [self.access("handover.given")] if self.shares_sums else []
         loads = lambda i: self.bulk_load(i) and self.program.memory(i).startswith(f"{self.segment}.")
         tiles = lambda i: self.bulk_store(i) or loads(i)
         found = []
@@ -229,7 +230,7 @@ class _Rules:
         program = self.program
         clocks = {i.index for i in program.where(lambda i: "%globaltimer" in i.operands)}
         stores = {i.index for i in program.where(self.access("control.record", opcode="st."))}
-        if self.source == ORDER.value and not self.handover:
+        if self.source == ORDER.value and not self.shares_sums:
             return ["rule 7: a record is written where nothing waits"] if stores else []
         needed = {
             "a look at the clock": clocks,
@@ -246,7 +247,7 @@ class _Rules:
 
     def sums(self) -> list[str]:
         """Rules 2 to 4 within a device: a sum, a barrier, a release; an acquire, a barrier of all warps, the sum."""
-        if not self.handover:
+        if not self.shares_sums:
             return []
         store, load = (self.access("handover.sums", opcode=opcode) for opcode in ("st.", "ld."))
         give, poll = self.access("handover.given", opcode="st. atom. red."), self.access("handover.given", opcode="ld.")
@@ -286,10 +287,15 @@ class _Rules:
         found = []
         for branch in program.where(lambda i: i.opcode.startswith("bra") and bool(changing & program.origins(i.guard))):
             split = {program.instructions[n] for n in program.between_split_and_join(branch)}
-            found += [f"`{i}` is met by some warps only, after `{branch}`" for i in split if self.barrier(i)]
+            found += [f"`{i}` is met by some warps only, after `{branch}`" for i in split if self.joins_warps(i)]
         return found
 
+    def joins_warps(self, i: Instruction) -> bool:
+        """A barrier of several warps: of a classical CTA, or of a warpgroup."""
+        return self.barrier(i) and (bool(self.program.roles) <= i.operands.endswith(", 128"))
 
-def split_barriers(ptx: str, hooks: Hooks) -> list[str]:
-    """Barriers of the CTA that its warps may not all reach (the classical kernel; roles of one warp are safe)."""
-    return _Rules(Program(ptx, parameter_names([hooks])), "classical", 0, hooks, handover=False).split_barriers()
+
+def split_barriers(ptx: str, kind: str, hooks: Hooks, shared: Sequence[int] = ()) -> list[str]:
+    """Barriers of several warps that these may not all reach; roles of one warp are safe."""
+    program = Program(ptx, parameter_names([hooks], shared=shared))
+    return _Rules(program, kind, 0, hooks, bool(shared)).split_barriers()

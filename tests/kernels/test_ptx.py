@@ -24,7 +24,7 @@ from tests.kernels.variants import (
     hooks,
 )
 from tilerelay.kernels.activation import CODES
-from tilerelay.kernels.config import HOPPER_SHARED_BYTES, configure
+from tilerelay.kernels.config import HOPPER_SHARED_BYTES, MOST_SEGMENTS, configure
 from tilerelay.kernels.protocol import COUNT, Hooks
 
 # All threads of the classical kernel compute and hold the tile; the compiler interleaves the erf of all its elements
@@ -36,8 +36,8 @@ SPILLED_BYTES = {("classical", "gelu"): 128, ("persistent", "silu"): 32}
 def check(kind: str, *segments: Hooks, **options: Any) -> None:
     """Rules, resources, and no spills; options as for `compiled`."""
     code = compiled(kind, *segments, **options)
-    seen = {name: options.get(name, False) for name in ("stamps", "bias", "handover")}
-    assert broken_rules(code.ptx, kind=kind, segments=segments, **seen) == []
+    seen = {name: options.get(name, False) for name in ("stamps", "bias")}
+    assert broken_rules(code.ptx, kind=kind, segments=segments, shared=options.get("shared", ()), **seen) == []
     assert code.stack_bytes <= SPILLED_BYTES.get((kind, options.get("activation", "none")), 0), "registers are spilled"
     assert code.local_bytes == 0
     if kind == "persistent":
@@ -94,7 +94,7 @@ def test_timestamps_keep_the_rules(kind: str, source: str, signal: str) -> None:
 @pytest.mark.parametrize("tile", [(64, 256), (128, 256), (128, 128), (256, 128)], ids=lambda t: f"{t[0]}x{t[1]}")
 @pytest.mark.parametrize(("source", "signal"), [("order", "silent"), ("order", "count"), ("counter", "count")])
 def test_shared_sums_keep_the_rules(source: str, signal: str, tile: tuple[int, int]) -> None:
-    check("persistent", hooks(source, signal), tile=tile, handover=True)
+    check("persistent", hooks(source, signal), tile=tile, shared=(0,))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,21 @@ def test_shared_sums_keep_the_rules(source: str, signal: str, tile: tuple[int, i
 )
 @pytest.mark.parametrize("segments", SEVERAL.values(), ids=list(SEVERAL))
 def test_shared_sums_in_several_segments_keep_the_rules(segments: tuple[Hooks, ...], options: dict[str, Any]) -> None:
-    check("persistent", *segments, stride=32, handover=True, **options)
+    for shared in (tuple(range(len(segments))), (0,), (len(segments) - 1,)):
+        check("persistent", *segments, stride=32, shared=shared, **options)
+
+
+def test_a_warpgroup_that_waits_for_a_sum_meets_at_the_same_barriers() -> None:
+    segment = hooks("order", "count")
+    assert split_barriers(compiled("persistent", segment, shared=(0,)).ptx, "persistent", segment, (0,)) == []
+
+
+def test_as_many_segments_and_copies_as_there_may_be_fit() -> None:
+    """What the roles are handed lies in shared memory; eight copies are those of eight devices."""
+    ends = hooks("order", "count", readers=8, copies=8), hooks("counter", "silent", copies=8)
+    segments = [ends[0], *[hooks("counter", "count", readers=8, copies=8)] * (MOST_SEGMENTS - 2), ends[1]]
+    code = compiled("persistent", *segments, stride=32, bias=True, shared=tuple(range(MOST_SEGMENTS)))
+    assert code.shared_bytes <= configure("persistent", TILE).shared_bytes <= HOPPER_SHARED_BYTES
 
 
 # Segments and copies
@@ -159,4 +173,4 @@ def test_every_copy_is_stored_before_one_fence_that_serves_all_readers(segments:
 )
 def test_the_warps_of_a_classical_cta_meet_at_the_same_barriers(source: str, signal: str) -> None:
     segment = hooks(source, signal)
-    assert split_barriers(compiled("classical", segment).ptx, segment) == []
+    assert split_barriers(compiled("classical", segment).ptx, "classical", segment) == []

@@ -59,9 +59,9 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
-def broken(ptx: str, kind: str, *segments: Hooks, handover: bool = False) -> set[str]:
+def broken(ptx: str, kind: str, *segments: Hooks, shared: tuple[int, ...] = ()) -> set[str]:
     """The rules that the checks say are broken."""
-    return {line.split(":")[0] for line in broken_rules(ptx, kind=kind, segments=segments, handover=handover)}
+    return {line.split(":")[0] for line in broken_rules(ptx, kind=kind, segments=segments, shared=shared)}
 
 
 def addressed(text: str, *segments: Hooks, segment: int = 0) -> str:
@@ -154,17 +154,28 @@ TAKE = r"ld\.global\.sys\.acquire\.b32"
         (OF_A_WARPGROUP, "", "rule 4"),
         (r"%globaltimer", "%clock64", "rule 7"),
         (r"<control.abort>", "<control.order>", "rule 7"),
+        (r"<control.epoch>", "<control.order>", "rule 6"),
     ],
-    ids=["no barrier", "relaxed", "within a CTA", "volatile", "poll of a CTA", "no barrier after it", "clock", "abort"],
+    ids=[
+        "no barrier",
+        "relaxed",
+        "within a CTA",
+        "volatile",
+        "poll of a CTA",
+        "no barrier after it",
+        "clock",
+        "abort",
+        "epoch",
+    ],
 )
 def test_a_mistake_in_handing_a_sum_over_is_noticed(pattern: str, becomes: str, rule: str) -> None:
     segment = hooks("order", "silent")  # nothing but sums is waited for
     pattern, becomes = addressed(pattern, segment), addressed(becomes, segment)
-    ptx = compiled("persistent", segment, handover=True).ptx
+    ptx = compiled("persistent", segment, shared=(0,)).ptx
     changed, count = re.subn(pattern, becomes, ptx)
     assert count, "nothing to change"
-    assert broken(ptx, "persistent", segment, handover=True) == set()
-    assert rule in broken(changed, "persistent", segment, handover=True)
+    assert broken(ptx, "persistent", segment, shared=(0,)) == set()
+    assert rule in broken(changed, "persistent", segment, shared=(0,))
 
 
 @pytest.mark.parametrize("name", ["epoch", "numbers", "abort", "record"])
@@ -187,7 +198,16 @@ def test_a_barrier_that_some_warps_may_miss_is_noticed(lone: str) -> None:
     abort = parameter_names([segment]).index("0.control.abort")
     decision = f"{lone} setp.ne.b32 %p1, %r1, 0; @%p1 bra around; bar.sync 0; around: mov.u32 %r2, %r2;"
     changed, count = re.subn(FULL_WAIT, f"ld.param.b64 %rd1, [gemm_classical_1_param_{abort}]; {{ {decision} }}", ptx)
-    assert count and split_barriers(ptx, segment) == [] != split_barriers(changed, segment)
+    assert count and split_barriers(ptx, "classical", segment) == [] != split_barriers(changed, "classical", segment)
+
+
+def test_a_barrier_that_some_warps_of_a_warpgroup_may_miss_is_noticed() -> None:
+    """Each thread looks at its own clock before a barrier of the warpgroup."""
+    segment = hooks("order", "count")
+    ptx = compiled("persistent", segment, shared=(0,)).ptx
+    decision = "mov.u64 %rd1, %globaltimer; setp.ne.b64 %p1, %rd1, 0; @%p1 bra around;"
+    changed, count = re.subn(rf"({OF_A_WARPGROUP})", rf"{{ {decision} \1 around: mov.u32 %r2, %r2; }}", ptx, count=1)
+    assert count and split_barriers(changed, "persistent", segment, (0,))
 
 
 def program(body: str) -> Program:

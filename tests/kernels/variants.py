@@ -49,10 +49,10 @@ def compiled(
     bias: bool = False,
     activation: str = "none",
     stamps: bool = False,
-    handover: bool = False,
+    shared: tuple[int, ...] = (),
     stride: int = 1,
 ) -> CompiledGemm:
     return compile_gemm(
         configure(kind, tile), segments,
-        dtype=dtype, bias=bias, activation=activation, stamps=stamps, handover=handover, stride=stride,
+        dtype=dtype, bias=bias, activation=activation, stamps=stamps, shared=shared, stride=stride,
     )  # fmt: skip

@@ -108,6 +108,8 @@ def test_memory_of_a_walk() -> None:
                 field = layout.stage_field(index, name)
                 found = image[field.offset : field.offset + field.nbytes].view(field.dtype)
                 assert field.device == index and np.array_equal(found, expected), name
-        assert layout.stage_field(index, "sums").nbytes == walk.places * 128 * 128 * 4
+        sums = layout.stage_field(index, "sums")
+        assert sums.nbytes == walk.places * 128 * 128 * 4
+        assert len(layout.image(index)) <= sums.offset == layout.size(index) - sums.nbytes, "need not be written"
     with pytest.raises(InvalidInput, match="its queue says what it computes"):
         ProtocolLayout(WALKS, pipelined([0, 1, 2]), "queue")

@@ -48,7 +48,7 @@ class Walk:
 
 
 def even_walk(order: Int32s, k: int, ctas: int, *, together: int, unit: int) -> Walk | None:
-    """All CTAs get the same length of sums; None where the tiles are fewer than the CTAs or need no cut.
+    """All CTAs get the same length of sums, and each ends at least one; None where there is nothing to cut.
 
     `together` tiles that follow each other in the order are cut alike and computed at the same time, by as many CTAs:
     they share weight tiles in L2.
@@ -90,6 +90,8 @@ def even_walk(order: Int32s, k: int, ctas: int, *, together: int, unit: int) -> 
             if (begin, end) != (0, length):
                 place = places.setdefault(group, len(places))
                 pieces[turn, worker, :, 2] = np.arange(place * together, (place + 1) * together)
+    if not places:
+        return None
     return Walk(workers * together, tiles.reshape(-1), pieces.reshape(-1, 3), len(places) * together)
 
 

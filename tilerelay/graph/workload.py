@@ -26,6 +26,7 @@ class Stage:
         order: tile ids in the order of computation, used when the stage chooses it itself (first stages, counter
             signalling); None: the pipeline chooses (`with_orders`).
         walk: which pieces of the tiles each CTA computes; None: whole tiles, in this order, each taken by the next CTA.
+            Made by the pipeline.
     """
 
     name: str
@@ -143,7 +144,8 @@ def with_walk(stage: Stage, sms: int, *, unit: int) -> Stage:
         return stage
     order = grouped_order(stage.grid, panels)
     ctas = sms // CUT_PANELS * CUT_PANELS  # the same for all stages of a kernel
-    return replace(stage, order=order, walk=even_walk(order, stage.k, ctas, together=panels, unit=unit))
+    walk = even_walk(order, stage.k, ctas, together=panels, unit=unit)
+    return replace(stage, order=order, walk=walk) if walk else stage
 
 
 def chain(stages: Sequence[Stage], *, dtype: str = "bf16", grouped: bool = True) -> Workload:

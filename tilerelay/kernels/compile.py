@@ -59,7 +59,7 @@ def compile_gemm(
     bias: bool = False,
     activation: str = "none",
     stamps: bool = False,
-    handover: bool = False,
+    shared: Sequence[int] = (),
     stride: int = 1,
 ) -> CompiledGemm:
     """The kernel of `config` compiled for Hopper; needs no GPU.
@@ -68,7 +68,7 @@ def compile_gemm(
         hooks: of each segment that the kernel walks over; a classical kernel has one.
         bias, activation: of all segments.
         stamps: with timestamps.
-        handover: with tiles whose sums two CTAs share (persistent only).
+        shared: segments in which CTAs share tiles' sums (persistent only).
         stride: int32 words between counters.
 
     Raises:
@@ -81,14 +81,17 @@ def compile_gemm(
     a, b, c = (torch.empty(shape, dtype=DTYPES[dtype]) for shape in ((m, k), (n, k), (m, n)))
     word, pair = torch.empty(16, dtype=torch.int32), torch.empty(16, dtype=torch.int64)
     control = Control(word, word, word, word, word, word, pair, word, pair if stamps else None)
-    shared = Handover(word, word, torch.empty(m, n)) if handover else None
+    handover = Handover(word, word, torch.empty(m, n))
     inbox, outbox = Inbox(pair, word, word, word), Outbox(word, word, word, word, word, word, word, pair, word)
     pieces = [
         Piece(
             a, b, (c,) * h.copies,
-            Segment(control, inbox, (outbox,) * h.readers, b[0] if bias else None, shared), h, CODES[activation],
+            Segment(
+                control, inbox, (outbox,) * h.readers, b[0] if bias else None, handover if s in shared else None
+            ),
+            h, CODES[activation],
         )
-        for h in hooks
+        for s, h in enumerate(hooks)
     ]  # fmt: skip
     return compile_call(*gemm_call(config, pieces, words=2, timeout_us=10**7, stride=stride))
 

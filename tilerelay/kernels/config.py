@@ -9,7 +9,9 @@ from tilerelay.errors import InvalidInput
 KERNELS = ("persistent", "classical")
 BLOCK_K = 64  # elements: a 128-byte swizzled row of 16-bit values
 HOPPER_SHARED_BYTES = 227 * 1024
-_BARRIER_BYTES = 1024  # mbarriers, scratch and alignment
+# Segments of one kernel at most: its roles are handed what they know of each through shared memory.
+MOST_SEGMENTS = 6
+_OTHER_BYTES = 2560  # of that, with eight copies of each output, and mbarriers, scratch and alignment
 _MAX_BUFFERS = 8
 _MAX_CLASSICAL_BUFFERS = 5  # a sixth no longer helped (measured on an H200, M = 2048 and 8192)
 DEFAULT_TILE = {"persistent": (128, 256), "classical": (128, 128)}
@@ -39,8 +41,8 @@ class KernelConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a CTA, an upper bound."""
-        return self.shared_bytes_at_least + _BARRIER_BYTES
+        """Shared memory of a CTA, an upper bound for all numbers of segments and copies."""
+        return self.shared_bytes_at_least + _OTHER_BYTES
 
     @property
     def shared_bytes_at_least(self) -> int:

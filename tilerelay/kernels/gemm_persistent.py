@@ -61,10 +61,16 @@ def load_segment(
     NUM_BUFFERS: gl.constexpr = buffers.b.shape[0]
     numbers = load_numbers(segment.control)
     epoch = gl.load(segment.control.epoch)
-    alive = True if HOOKS.source == ORDER else load_uniform(segment.control.abort) == 0
+    waits: gl.constexpr = HOOKS.source != ORDER
+    alive = load_uniform(segment.control.abort) == 0 if waits else gl.to_tensor(True)
     for ticket in range(first, numbers.tickets, gl.num_programs(0)):
-        tile, alive = prologue(ticket, alive, epoch, segment, numbers, words, timeout_us, HOOKS.source, STRIDE)
         begin, end, _ = piece_of(ticket, segment, numbers)
+        if segment.handover is None:
+            tile, alive = prologue(ticket, alive, epoch, segment, numbers, words, timeout_us, HOOKS.source, STRIDE)
+        else:
+            tile = 0
+            if begin < end:
+                tile, alive = prologue(ticket, alive, epoch, segment, numbers, words, timeout_us, HOOKS.source, STRIDE)
         row = tile // numbers.tiles_n * (GROUPS * ROWS)
         col = tile % numbers.tiles_n * BLOCK_N
         for k in range(begin // BLOCK_K, (end + BLOCK_K - 1) // BLOCK_K):
@@ -98,14 +104,15 @@ def mma_segment(
     for ticket in range(first, numbers.tickets, gl.num_programs(0)):
         begin, end, place = piece_of(ticket, segment, numbers)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, LAYOUT)
-        if control.stamps is not None or segment.handover is not None:
-            mbarrier.wait(buffers.ready.index(use % NUM_BUFFERS), use // NUM_BUFFERS & 1, pred=begin < end)
-            tile = tile_of(ticket, epoch, segment, numbers, HOOKS.source)
-            stamp(control.stamps, tile, LOADED, EVENTS)
         if segment.handover is not None:
             if begin > 0:
+                tile = tile_of(ticket, epoch, segment, numbers, HOOKS.source)
                 wait_for_sum(segment, place, epoch, words, timeout_us, numbers.stage, ticket, tile, GROUP, GROUPS)
             acc = take_over(acc, segment.handover, place, begin > 0, GROUP, GROUPS)
+        if control.stamps is not None:
+            mbarrier.wait(buffers.ready.index(use % NUM_BUFFERS), use // NUM_BUFFERS & 1, pred=begin < end)
+            tile = tile_of(ticket, epoch, segment, numbers, HOOKS.source)
+            stamp(control.stamps, tile, LOADED, EVENTS, begin < end)
         for k in range(begin // BLOCK_K, (end + BLOCK_K - 1) // BLOCK_K):
             slot = use % NUM_BUFFERS
             mbarrier.wait(buffers.ready.index(slot), use // NUM_BUFFERS & 1)

@@ -31,7 +31,12 @@ SILENT = tl.constexpr(0)
 PUSH = tl.constexpr(1)  # count on this device; who completes a group pushes it into the consumer's queue
 COUNT = tl.constexpr(2)  # count on the consumer's device
 
-# What an abort word holds when another CTA has ended the run; a positive one is the claim of CTA number value - 1.
+# What is waited for: a queue entry of this epoch, a counter that counts up, or a sum that another CTA hands over.
+ENTRY = tl.constexpr(0)
+GROUP = tl.constexpr(1)
+SUM = tl.constexpr(2)
+
+# What an abort word holds when another CTA has ended the run; a positive one is a role's claim.
 ENDED = tl.constexpr(-1)
 WAKE_ALL = tl.constexpr(1 << 30)
 
@@ -156,9 +161,9 @@ def _end_run(control, words, stage, ticket, tile, group, have, want, epoch):
 
 
 @triton.jit
-def _behind(pointer, want, EXACT: tl.constexpr):
+def _behind(pointer, want, WHAT: tl.constexpr):
     """(value, not there yet): counters count up and are compared wrap-safe, a queue entry must carry the epoch."""
-    if EXACT:
+    if WHAT == ENTRY:
         value = (load_acquire(pointer) >> 32).to(tl.int32)
         return value, value != want
     else:
@@ -167,19 +172,19 @@ def _behind(pointer, want, EXACT: tl.constexpr):
 
 
 @triton.jit
-def wait(pointer, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, EXACT: tl.constexpr):
+def wait(pointer, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, WHAT: tl.constexpr):
     """Poll this device's own memory until the word is there; False when the run was aborted instead.
 
     Every wait is bounded: after `timeout_us` microseconds it raises the abort (rule 7). After an abort nothing polls.
     """
     if alive:
-        value, behind = _behind(pointer, want, EXACT)
+        value, behind = _behind(pointer, want, WHAT)
         if behind:
             deadline = clock_ns() + timeout_us.to(tl.int64) * 1000
-            mine = tl.program_id(0) + 1
+            mine = 2 * tl.program_id(0) + (2 if WHAT == SUM else 1)  # the load role and the math role may both wait
             polls = 0
             while behind & alive:
-                value, behind = _behind(pointer, want, EXACT)
+                value, behind = _behind(pointer, want, WHAT)
                 polls += 1
                 if behind & (polls % POLLS_PER_CHECK == 0):
                     # One thread looks at its clock and claims the abort word; all threads see what stands there then,
@@ -220,13 +225,13 @@ def prologue(ticket, alive, epoch, segment, numbers, words, timeout_us, SOURCE: 
     control, inbox, stage = segment.control, segment.inbox, numbers.stage
     if SOURCE == QUEUE:
         slot = inbox.ring + queue_slot(ticket, epoch, numbers)
-        alive = wait(slot, epoch, alive, control, words, timeout_us, stage, ticket, -1, -1, epoch, True)
+        alive = wait(slot, epoch, alive, control, words, timeout_us, stage, ticket, -1, -1, epoch, ENTRY)
     tile = tile_of(ticket, epoch, segment, numbers, SOURCE)
     if SOURCE == COUNTER:
         group = tl.load(inbox.group_of + tile)
         want = epoch * tl.load(inbox.need + group)
         counter = inbox.scoreboard + group * STRIDE
-        alive = wait(counter, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, False)
+        alive = wait(counter, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, GROUP)
     stamp(control.stamps, tile, SEEN, EVENTS)
     if SOURCE != ORDER:
         barrier()

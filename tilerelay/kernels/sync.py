@@ -79,7 +79,10 @@ def barrier():
 
 
 @triton.jit
-def stamp(stamps, tile, EVENT: tl.constexpr, EVENTS: tl.constexpr):
-    """Note the time of an event of a tile; nothing at all, not an instruction, when `stamps` is None."""
+def stamp(stamps, tile, EVENT: tl.constexpr, EVENTS: tl.constexpr, happens=True):
+    """Note the time of an event of a tile; nothing at all, not an instruction, when `stamps` is None.
+
+    Under a mask, not a branch, where it does not always happen: see `handover.take_over`.
+    """
     if stamps is not None:
-        tl.store(stamps + tile * EVENTS + EVENT, clock_ns())
+        tl.store(stamps + tile * EVENTS + EVENT, clock_ns(), mask=happens)

@@ -36,13 +36,16 @@ def wrap32(value: int | NDArray[np.int64]) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Field:
-    """One array in a device's protocol memory; `initial(epoch)` are its contents before the run of that epoch."""
+    """One array in a device's protocol memory; `initial(epoch)` are its contents before the run of that epoch.
+
+    None: whatever is there; these fields lie behind all others.
+    """
 
     device: int
     offset: int
     dtype: np.dtype[Any]
     count: int
-    initial: Callable[[int], NDArray[np.generic]]
+    initial: Callable[[int], NDArray[np.generic]] | None
 
     @property
     def nbytes(self) -> int:
@@ -103,6 +106,11 @@ class ProtocolLayout:
             self._add_stage(stage)
         for index, edge in enumerate(workload.edges):
             self._add_edge(index, edge)
+        self._image_sizes = dict(self._sizes)
+        for index, placed in enumerate(workload.stages):
+            if placed.walk:
+                count = placed.walk.places * placed.grid.block_m * placed.grid.block_n
+                self._add("stage", index, "sums", placement.device_of(index), np.float32, count, None)
 
     @property
     def stride(self) -> int:
@@ -124,10 +132,10 @@ class ProtocolLayout:
         return self._sizes[device]
 
     def image(self, device: int, epoch: int = 1) -> NDArray[np.uint8]:
-        """The whole protocol memory of a device before the run of `epoch`."""
-        image = np.zeros(self.size(device), dtype=np.uint8)
+        """The protocol memory of a device before the run of `epoch`, up to what may hold anything."""
+        image = np.zeros(self._image_sizes[device], dtype=np.uint8)
         for field in self._fields.values():
-            if field.device == device:
+            if field.device == device and field.initial:
                 contents = np.ascontiguousarray(np.broadcast_to(field.initial(epoch), field.count), dtype=field.dtype)
                 image[field.offset : field.offset + field.nbytes] = contents.view(np.uint8)
         return image
@@ -208,10 +216,11 @@ class ProtocolLayout:
         device: int,
         dtype: type[np.generic],
         count: int,
-        initial: Callable[[int], object],
+        initial: Callable[[int], object] | None,
     ) -> None:
         offset = self._sizes[device]
-        field = Field(device, offset, np.dtype(dtype), count, lambda epoch: np.asarray(initial(epoch)))
+        contents = (lambda epoch: np.asarray(initial(epoch))) if initial else None
+        field = Field(device, offset, np.dtype(dtype), count, contents)
         self._fields[kind, index, name] = field
         self._sizes[device] = -(-(offset + field.nbytes) // ALIGNMENT) * ALIGNMENT
 
@@ -233,7 +242,6 @@ class ProtocolLayout:
             add("order", np.int32, walk.tickets, lambda _: walk.tiles)
             add("pieces", np.int32, walk.pieces.size, lambda _: walk.pieces.reshape(-1))
             add("given", np.int32, walk.places * WARPGROUPS, lambda epoch: wrap32(epoch - 1))
-            add("sums", np.float32, walk.places * stage.grid.block_m * stage.grid.block_n, lambda _: 0)
         add("numbers", np.int32, len(STAGE_NUMBERS), lambda _: np.asarray(self.stage_numbers(index), dtype=np.int32))
         add("published", np.int32, stage.grid.tiles, lambda epoch: wrap32(epoch - 1))
 

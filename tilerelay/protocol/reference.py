@@ -148,6 +148,8 @@ class ReferenceExecutor:
             yield self._launchable(stage, run)
             epoch = int(self.memory.stage(stage, "epoch")[0])
             for ticket in range(worker, self._layout.tickets(stage), self._workers[stage]):
+                if self._is_empty(stage, ticket):
+                    continue
                 tile = yield from self._prologue(stage, ticket, epoch)
                 if not (yield from self._ends_sum(stage, ticket, tile, epoch, run)):
                     continue
@@ -165,6 +167,10 @@ class ReferenceExecutor:
             yield None
             self._leave(stage, epoch)
 
+    def _is_empty(self, stage: int, ticket: int) -> bool:
+        walk = self._stages[stage].walk
+        return walk is not None and bool(walk.pieces[ticket, 0] == walk.pieces[ticket, 1])
+
     def _ends_sum(self, stage: int, ticket: int, tile: int, epoch: int, run: int) -> Generator[Wait | None, None, bool]:
         """Take a tile's sum over or hand it over, where its CTAs share it; whether this ticket ends the sum."""
         placed = self._stages[stage]
@@ -177,7 +183,7 @@ class ReferenceExecutor:
                 who = f"{placed.name}, tile {tile} waits for the first piece of its sum"
                 yield Wait(lambda: bool((given == epoch).all()), lambda: who)
             self.ledger.take_sum(stage, tile, place, run)
-        if begin < end < placed.k:
+        if end < placed.k:
             self.ledger.begin_sum(stage, tile, place, run)
             yield None
             given[:] = epoch

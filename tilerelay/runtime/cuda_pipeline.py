@@ -11,7 +11,7 @@ import torch
 from tilerelay.errors import PlacementError
 from tilerelay.graph.cut import CutWorkload
 from tilerelay.graph.placement import Placement
-from tilerelay.kernels.config import KernelConfig
+from tilerelay.kernels.config import MOST_SEGMENTS, KernelConfig
 from tilerelay.kernels.protocol import ENDED, EVENTS, WAKE_ALL
 from tilerelay.protocol.layout import ProtocolLayout, wrap32
 from tilerelay.runtime import cuda
@@ -101,7 +101,7 @@ class CudaPipeline:
         kernels: list[tuple[int, ...]] = []
         for part in program:
             same = bool(kernels) and self._configs[kernels[-1][0]] == self._configs[part]
-            if same and self._configs[part].kind == "persistent":
+            if same and len(kernels[-1]) < MOST_SEGMENTS and self._configs[part].kind == "persistent":
                 kernels[-1] = (*kernels[-1], part)
             else:
                 kernels.append((part,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilerelay.kernels.handover import SUM
+from tilerelay.kernels.handover import FIRST_PIECE
 from tilerelay.protocol.layout import RECORD_FIELDS, wrap32
 from tilerelay.runtime.workspace import Workspace
 
@@ -32,7 +32,7 @@ def _describe(workspace: Workspace, stage: int, record: dict[str, int]) -> str:
     waits_for = (
         f"tile {record['tile']}" if record["tile"] >= 0 else f"the next tile of its queue (ticket {record['ticket']})"
     )
-    if record["group"] == SUM.value:
+    if record["group"] == FIRST_PIECE.value:
         return (
             f"({name}) on device {device} waited for {waits_for} in run {record['epoch']}; "
             f"the first piece of its sum had not been handed over"

@@ -66,7 +66,10 @@ def grid_of(kind: str, stages: Sequence[Stage], sms: int) -> int:
     tiles = [stage.grid.tiles for stage in stages]
     if kind != "persistent":
         return sum(tiles)
-    return next((stage.walk.ctas for stage in stages if stage.walk), balanced_grid(tiles, sms))
+    walks = {stage.walk.ctas for stage in stages if stage.walk}
+    if len(walks) > 1:
+        raise ValueError(f"walks for {sorted(walks)} CTAs in one kernel")
+    return walks.pop() if walks else balanced_grid(tiles, sms)
 
 
 class Launch:

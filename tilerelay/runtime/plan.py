@@ -50,6 +50,8 @@ class Plan:
         first_epoch: int,
     ) -> None:
         check_types(workload, weights, biases, placement, timeout_s, first_epoch)
+        if any(stage.walk for stage in workload.stages):
+            raise InvalidInput("a stage has a walk; leave walk=None, the pipeline makes them for the SMs that it gets")
         if not workload.is_chain:
             raise InvalidInput("the kernels run chains; this workload has stages with several inputs or outputs")
         if len(weights) != len(workload.stages):
@@ -169,13 +171,21 @@ class Plan:
         return [parts[0].sms or sms[parts[0].device] for parts in self.cut.placement.stages]
 
     def _with_walks(self, workload: Workload) -> Workload:
-        """Even work for all CTAs in the parts of cut stages; others are read while they are made, panel by panel."""
-        parts = self.cut.placement.stages
+        """Even work for all CTAs in the parts of cut stages; others are read while they are made, panel by panel.
+
+        Not where the tile order is given: by the user, or by a queue.
+        """
         in_flight = self._tiles_in_flight()
+        fed = {edge.consumer for edge in workload.edges} if self.signalling == "queue" else set()
+
+        def may_walk(part: int) -> bool:
+            original = self.cut.origin[part][0]
+            is_cut = self.cut.placement.stages[part][0].columns is not None
+            free = self.workload.stages[original].order is None and part not in fed
+            return is_cut and free and self.kernels[original] == "persistent"
+
         stages = tuple(
-            with_walk(stage, in_flight[i], unit=BLOCK_K)
-            if parts[i][0].columns and self.kernels[self.cut.origin[i][0]] == "persistent"
-            else stage
+            with_walk(stage, in_flight[i], unit=BLOCK_K) if may_walk(i) else stage
             for i, stage in enumerate(workload.stages)
         )
         return replace(workload, stages=stages)

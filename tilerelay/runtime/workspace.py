@@ -54,7 +54,8 @@ class Workspace:
     def reset(self, epoch: int = 1) -> None:
         """Put all protocol memory into its state before the run of `epoch`. Nothing may be running."""
         for device, buffer in self._buffers.items():
-            buffer.copy_(torch.from_numpy(self.layout.image(device, epoch)))
+            image = self.layout.image(device, epoch)
+            buffer[: len(image)].copy_(torch.from_numpy(image))
         self.records.zero_()
 
     @property
