@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,7 +67,7 @@ class Pipeline:
         first_epoch: int = 1,
     ) -> None:
         self._closed = True  # until everything is there
-        self._busy = threading.Lock()
+        self._alone = OneThread()
         plan = self._plan = Plan(
             workload, weights, biases, placement, signalling=signalling, kernel=kernel, backend=backend,
             timeout_s=timeout_s, hold_back=hold_back, replicate=replicate, first_epoch=first_epoch,
@@ -148,26 +147,12 @@ class Pipeline:
         given = self._check_x(x)
         if self.backend == "cuda" and torch.cuda.is_current_stream_capturing():
             raise InvalidInput("a pipeline cannot be called in a capture of your own; use its capture(x)")
-        with self._alone():
+        with self._alone:
             self._raise_if_aborted()
             self._run.run(given)
             if self.backend == "cpu":
                 self._raise_if_aborted()
         return self._result()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One thread at a time: runs share their buffers.
-
-        Raises:
-            InvalidInput: another thread is launching a run.
-        """
-        if not self._busy.acquire(blocking=False):
-            raise InvalidInput("another thread is running this pipeline; give each thread its own, or take turns")
-        try:
-            yield
-        finally:
-            self._busy.release()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -253,6 +238,24 @@ class Pipeline:
             self.close()
 
 
+class OneThread:
+    """Lets one thread at a time into a `with` block: runs share their buffers.
+
+    Raises:
+        InvalidInput: another thread is in it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise InvalidInput("another thread is running this pipeline; give each thread its own, or take turns")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class CapturedPipeline:
     """A captured run of a pipeline; replay it any number of times."""
 
@@ -272,7 +275,7 @@ class CapturedPipeline:
         """
         if self._pipeline._closed:
             raise InvalidInput("the pipeline of this graph is closed")
-        with self._pipeline._alone():
+        with self._pipeline._alone:
             self._run.replay()
             self._pipeline._raise_if_aborted()
         return self._pipeline._result()

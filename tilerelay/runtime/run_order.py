@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 
@@ -12,6 +13,16 @@ OUTSTANDING_RUNS = 32  # more queued launches would block the host in the middle
 # Device -> the last run on it, of whichever pipeline. Two pipelines at once on the same devices could each fill one and
 # wait for the other for ever, so runs of a process follow each other on every device.
 _LAST: dict[int, tuple[RunOrder, torch.cuda.Event]] = {}
+
+
+@cache
+def _stream(stream_id: int, device: int, device_type: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(stream_id=stream_id, device_index=device, device_type=device_type)
+
+
+def current_stream(device: int) -> torch.cuda.Stream:
+    """As torch.cuda.current_stream, the same object each time and with nothing else: a launch waits for it."""
+    return _stream(*torch._C._cuda_getCurrentStream(device))  # type: ignore[attr-defined]
 
 
 class RunOrder:
@@ -32,7 +43,7 @@ class RunOrder:
                 self._before[device].record()  # torch makes the event at its first use
         self._done: deque[torch.cuda.Event] = deque()
         self._spare = [torch.cuda.Event() for _ in range(OUTSTANDING_RUNS)]
-        self._caller = 0
+        self._caller: torch.cuda.Stream | None = None
 
     @property
     def last(self) -> torch.cuda.Event | None:
@@ -48,25 +59,24 @@ class RunOrder:
         if not self._spare:
             self._finish(self._done[0])
             self._spare.append(self._done.popleft())
-        home = torch.cuda.current_stream(self._home)
+        home = current_stream(self._home)
         for device in self._others:
-            stream = torch.cuda.current_stream(device)
+            stream = current_stream(device)
             if not stream.query():
                 self._before[device].record(stream)
                 home.wait_event(self._before[device])
         for device in self._devices:
-            owner, event = _LAST.get(device, (self, None))
-            if event is not None and (owner is not self or home.cuda_stream != self._caller):
-                home.wait_event(event)
+            last = _LAST.get(device)
+            if last is not None and (last[0] is not self or home is not self._caller):
+                home.wait_event(last[1])
 
     def after(self) -> None:
         """What callers enqueue next on any of the run's devices comes after the run (rule 9)."""
-        home = torch.cuda.current_stream(self._home)
-        self._caller = home.cuda_stream
+        home = self._caller = current_stream(self._home)
         event = self._spare.pop()
         event.record(home)
         for device in self._others:
-            torch.cuda.current_stream(device).wait_event(event)
+            current_stream(device).wait_event(event)
         for device in self._devices:
             _LAST[device] = (self, event)
         self._done.append(event)
