@@ -61,8 +61,8 @@ def load_segment(
     NUM_BUFFERS: gl.constexpr = buffers.b.shape[0]
     numbers = load_numbers(segment.control)
     epoch = gl.load(segment.control.epoch)
-    waits: gl.constexpr = HOOKS.source != ORDER
-    alive = load_uniform(segment.control.abort) == 0 if waits else gl.to_tensor(True)
+    WAITS: gl.constexpr = HOOKS.source != ORDER
+    alive = load_uniform(segment.control.abort) == 0 if WAITS else gl.to_tensor(True)
     for ticket in range(first, numbers.tickets, gl.num_programs(0)):
         begin, end, _ = piece_of(ticket, segment, numbers)
         if segment.handover is None:
