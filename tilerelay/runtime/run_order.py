@@ -22,7 +22,7 @@ def _stream(stream_id: int, device: int, device_type: int) -> torch.cuda.Stream:
 
 def current_stream(device: int) -> torch.cuda.Stream:
     """As torch.cuda.current_stream, the same object each time and with nothing else: a launch waits for it."""
-    return _stream(*torch._C._cuda_getCurrentStream(device))  # type: ignore[attr-defined]
+    return _stream(*torch._C._cuda_getCurrentStream(device))
 
 
 class RunOrder:
