@@ -9,11 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tilerelay.baselines.deadline import Stuck, wait_until
-from tilerelay.bench import clocks
+from tilerelay.bench import clocks, sessions
 from tilerelay.bench.rounds import interleave, order_of_round
 from tilerelay.bench.statistics import middle, reduction, summarise
 from tilerelay.errors import InvalidInput
@@ -94,3 +95,47 @@ def test_without_any_source_there_is_no_reading(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(clocks.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
     assert clocks.open_sampler(["GPU-a"]).read() is None
+
+
+class Clock:
+    """Time that passes only in sleep."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+class Event:
+    def __init__(self, enable_timing: bool) -> None: ...
+
+    def record(self, stream: None) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return 0.25
+
+
+def test_a_run_begins_when_the_last_one_is_long_enough_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(sessions, "time", clock)
+    watch = sessions.Stopwatch(None)  # type: ignore[arg-type]
+    watch.rest()
+    assert clock.slept == [0.0], "nothing ran before"
+    assert watch.wait_us() == 250.0
+    clock.now += sessions.REST_S / 4  # what the session does between two runs
+    watch.rest()
+    assert clock.slept[1] == pytest.approx(sessions.REST_S * 3 / 4)
+    watch.wait_us()
+    clock.now += 1.0
+    watch.rest()
+    assert clock.slept[2] == 0.0

@@ -58,6 +58,7 @@ class OneProcess:
 
     def time(self, launch: Launch) -> Timed:
         self._lanes.synchronize()
+        self._stopwatch.rest()
         with on(self._lanes.stream(0)):
             self._stopwatch.start(launch)
         reading = self._sampler.read()  # while it runs

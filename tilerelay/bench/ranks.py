@@ -69,6 +69,7 @@ class Ranks:
 
     def time(self, launch: Launch) -> Timed:
         self._ops.synchronize()
+        self._stopwatch.rest()
         dist.barrier(group=self._control)
         with torch.cuda.stream(self._ops.stream):
             self._ops.align()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -56,13 +58,23 @@ class Chain:
         return self._reference
 
 
+# Between runs, in both process sets: longer than either needs for its own work between them, so that GPUs are equally
+# cool, and clocks equally high, in both.
+REST_S = 0.02
+
+
 class Stopwatch:
-    """Two events around a launch on one stream."""
+    """Two events around a launch on one stream, and a rest before it."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._ended_at = -math.inf
+
+    def rest(self) -> None:
+        """Wait until the last run's end is `REST_S` ago."""
+        time.sleep(max(0.0, self._ended_at + REST_S - time.monotonic()))
 
     def start(self, launch: Launch) -> None:
         """The launch between two events. The stream must be the current one."""
@@ -77,4 +89,5 @@ class Stopwatch:
             Stuck: it never came to an end.
         """
         wait_until(self._end.query, LIMIT_S, "a run")
+        self._ended_at = time.monotonic()
         return float(self._begin.elapsed_time(self._end) * 1e3)
