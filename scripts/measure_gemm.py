@@ -1,6 +1,6 @@
 """Measures the persistent GEMM against cuBLAS over shapes, on one GPU.
 
-    PYTHONPATH=. python3 scripts/measure_gemm.py --commit $(git rev-parse --short HEAD) --out gemm.json
+    PYTHONPATH=. python scripts/measure_gemm.py --commit $(git rev-parse --short HEAD) --out gemm.json
 
 For every shape: cuBLAS, our kernel as the cost model picks it (graph.choice), and what else it could have picked. Each
 is a CUDA graph; all of a shape are interleaved round by round. "spaced" runs come after a rest, as single requests do;
@@ -160,10 +160,14 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--commit", required=True, help="noted in the results")
+    parser.add_argument("--out", type=Path, required=True, help="results file; written after each weight's batch sizes")
+    parser.add_argument("--rounds", type=int, default=15, help="timed rounds; 15 take about a minute in all")
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "measure_gemm: needs a Hopper GPU, this machine has none\n")
+    if not given.out.parent.is_dir() or given.rounds < 1:
+        parser.error(f"--out {given.out} needs a folder that exists, and --rounds a positive number")
     machine = facts(given.commit)
     sampler = open_sampler([f"GPU-{torch.cuda.get_device_properties(0).uuid}"])
 

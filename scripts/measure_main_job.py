@@ -187,6 +187,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
+    if torch.cuda.device_count() < 2:
+        parser.exit(2, f"measure_main_job: needs 2 GPUs, this machine has {torch.cuda.device_count()}\n")
     machine = facts(given.commit)
     sampler = open_sampler([f"GPU-{torch.cuda.get_device_properties(d).uuid}" for d in (0, 1)])
     records: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from tests.kernels.variants import KERNELS, SEVERAL, TILE, compiled, hooks
+from tests.kernels.variants import KERNELS, SEVERAL, TILE, TILES, compiled, hooks
 from tilerelay.errors import InvalidInput, UnsupportedMachine
 from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.cut import cut
@@ -22,8 +22,8 @@ from tilerelay.kernels import compile as compiler
 from tilerelay.kernels.call import gemm_call
 from tilerelay.kernels.config import KernelConfig, configure
 from tilerelay.kernels.entry import UNSPECIALISED
-from tilerelay.kernels.protocol import Hooks
-from tilerelay.protocol.layout import RECORD_WORDS, ProtocolLayout
+from tilerelay.kernels.protocol import LOAD_ROLE, MATH_ROLE, WAITING_ROLES, Hooks
+from tilerelay.protocol.layout import RECORD_WORDS, WARPGROUPS, ProtocolLayout
 from tilerelay.runtime.launch import Launch, make_piece
 from tilerelay.runtime.tensors import OutputPlan
 from tilerelay.runtime.workspace import Workspace
@@ -109,6 +109,13 @@ def test_integers_make_no_variants(
     signature = variants[0][0]
     assert {signature[name] for name in UNSPECIALISED} == {"i32"}
     assert "i32" not in {t for name, t in signature.items() if name not in UNSPECIALISED}
+
+
+def test_every_role_that_may_wait_claims_the_abort_word_with_a_number_of_its_own() -> None:
+    """CTA c's role r with WAITING_ROLES * c + r + 1."""
+    roles = [LOAD_ROLE.value, *(MATH_ROLE.value + group for group in range(WARPGROUPS))]
+    assert sorted(roles) == list(range(WAITING_ROLES.value))
+    assert max(configure("persistent", (m, n)).warpgroups for m, n in TILES) == WARPGROUPS
 
 
 @pytest.mark.parametrize(("kind", "parts", "signalling", "placement"), CALLS)

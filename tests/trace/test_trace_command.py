@@ -92,6 +92,7 @@ def test_overhead_of_steps_is_refused(tmp_path: Path) -> None:
         (["overhead", "{tmp}/foreign.json"], "not a trace of tilerelay"),
         (["run", "--backend", "cpu", "--out", "{tmp}/no/t.json"], "does not exist"),
         (["run", "--backend", "cpu", "--html", "{tmp}/no/t.html"], "does not exist"),
+        (["run", "--backend", "cpu", "--out", "{tmp}/t", "--html", "{tmp}/../{name}/t"], "name two files"),
         (["run", "--backend", "tpu"], "choose cuda or cpu"),
         (["run", "--backend", "cpu", "--layers", "3", "--devices", "0,1"], "2 devices for 3 layers"),
     ],
@@ -100,7 +101,7 @@ def test_bad_input_is_one_line(arguments: list[str], what: str, made: Path, tmp_
     (tmp_path / "cut.json").write_text(made.read_text()[:-100])
     (tmp_path / "foreign.json").write_text('{"traceEvents": []}')
     with pytest.raises(InvalidInput, match=what) as caught:
-        CliRunner().invoke(app, [a.format(tmp=tmp_path) for a in arguments], catch_exceptions=False)
+        CliRunner().invoke(app, [a.format(tmp=tmp_path, name=tmp_path.name) for a in arguments], catch_exceptions=False)
     assert "\n" not in str(caught.value)
 
 

@@ -125,7 +125,10 @@ def _place(
 
         sms = {} if backend == "cpu" else {"sms": min(check_machine(chosen).values())}
         choice = choose(size["m"], widths, chosen, **sms)
-        return choice.placement, tile if backend == "cpu" else choice.tile, str(choice)
+        if backend == "cpu":
+            reason = f"{choice}; modelled for H200 GPUs, virtual devices take tiles of {tile[0]} x {tile[1]}"
+            return choice.placement, tile, reason
+        return choice.placement, choice.tile, str(choice)
     if backend == "cpu" or len(chosen) >= layers:
         return pipelined(chosen[:layers] if len(chosen) >= layers else chosen), tile, None
     from tilerelay.runtime.cuda import check_machine

@@ -66,6 +66,8 @@ def trace_run(
 
     for path in (out, page):
         _check_writable(path)
+    if out and page and out.resolve() == page.resolve():
+        raise InvalidInput(f"--out and --html both write {out}; name two files")
     chain = make_chain(
         layers, m, n, k, dtype=dtype, devices=devices, placement=placement, kernel=kernel, backend=backend
     )

@@ -17,8 +17,8 @@ from tilerelay.graph.walk import is_thin
 
 TILES = ((128, 256), (128, 128))
 H200_SMS = 132
-# Measured at equal waves after a rest: the small tile is 3 to 8 % slower. (Against the power cap, runs one after the
-# other, it is as fast, or up to 3 % faster.)
+# Measured after a rest: the small tile is up to 12 % slower, the more the larger the batch. (In runs one after the
+# other, against the power cap, it is as fast, or up to 4 % faster.)
 SMALL_TILE_FACTOR = 1.05
 SHARED_SUMS_FACTOR = 1.06  # handing sums over between CTAs
 

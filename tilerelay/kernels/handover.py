@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tilerelay.kernels.protocol import SUM, wait
+from tilerelay.kernels.protocol import MATH_ROLE, wait
 from tilerelay.kernels.sync import barrier, load_uniform
 
 FIRST_PIECE = tl.constexpr(-2)  # in an error record, in place of a group: what the wait was for
@@ -51,7 +51,10 @@ def wait_for_sum(
     control = segment.control
     alive = load_uniform(control.abort) == 0
     given = segment.handover.given + place * GROUPS + GROUP
-    wait(given, epoch, alive, control, words, timeout_us, stage, ticket, tile, FIRST_PIECE, epoch, SUM)
+    wait(
+        given, epoch, alive, control, words, timeout_us, stage, ticket, tile, FIRST_PIECE, epoch,
+        MATH_ROLE + GROUP, False,
+    )  # fmt: skip
     barrier()
 
 

@@ -31,10 +31,10 @@ SILENT = tl.constexpr(0)
 PUSH = tl.constexpr(1)  # count on this device; who completes a group pushes it into the consumer's queue
 COUNT = tl.constexpr(2)  # count on the consumer's device
 
-# What is waited for: a queue entry of this epoch, a counter that counts up, or a sum that another CTA hands over.
-ENTRY = tl.constexpr(0)
-GROUP = tl.constexpr(1)
-SUM = tl.constexpr(2)
+# Who in a CTA waits: the role that loads, or one of the math roles, from MATH_ROLE on.
+LOAD_ROLE = tl.constexpr(0)
+MATH_ROLE = tl.constexpr(1)
+WAITING_ROLES = tl.constexpr(3)
 
 # What an abort word holds when another CTA has ended the run; a positive one is a role's claim.
 ENDED = tl.constexpr(-1)
@@ -161,9 +161,9 @@ def _end_run(control, words, stage, ticket, tile, group, have, want, epoch):
 
 
 @triton.jit
-def _behind(pointer, want, WHAT: tl.constexpr):
+def _behind(pointer, want, EXACT: tl.constexpr):
     """(value, not there yet): counters count up and are compared wrap-safe, a queue entry must carry the epoch."""
-    if WHAT == ENTRY:
+    if EXACT:
         value = (load_acquire(pointer) >> 32).to(tl.int32)
         return value, value != want
     else:
@@ -172,19 +172,22 @@ def _behind(pointer, want, WHAT: tl.constexpr):
 
 
 @triton.jit
-def wait(pointer, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, WHAT: tl.constexpr):
+def wait(
+    pointer, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch,
+    ROLE: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
     """Poll this device's own memory until the word is there; False when the run was aborted instead.
 
     Every wait is bounded: after `timeout_us` microseconds it raises the abort (rule 7). After an abort nothing polls.
     """
     if alive:
-        value, behind = _behind(pointer, want, WHAT)
+        value, behind = _behind(pointer, want, EXACT)
         if behind:
             deadline = clock_ns() + timeout_us.to(tl.int64) * 1000
-            mine = 2 * tl.program_id(0) + (2 if WHAT == SUM else 1)  # the load role and the math role may both wait
+            mine = WAITING_ROLES * tl.program_id(0) + ROLE + 1
             polls = 0
             while behind & alive:
-                value, behind = _behind(pointer, want, WHAT)
+                value, behind = _behind(pointer, want, EXACT)
                 polls += 1
                 if behind & (polls % POLLS_PER_CHECK == 0):
                     # One thread looks at its clock and claims the abort word; all threads see what stands there then,
@@ -225,13 +228,15 @@ def prologue(ticket, alive, epoch, segment, numbers, words, timeout_us, SOURCE: 
     control, inbox, stage = segment.control, segment.inbox, numbers.stage
     if SOURCE == QUEUE:
         slot = inbox.ring + queue_slot(ticket, epoch, numbers)
-        alive = wait(slot, epoch, alive, control, words, timeout_us, stage, ticket, -1, -1, epoch, ENTRY)
+        alive = wait(slot, epoch, alive, control, words, timeout_us, stage, ticket, -1, -1, epoch, LOAD_ROLE, True)
     tile = tile_of(ticket, epoch, segment, numbers, SOURCE)
     if SOURCE == COUNTER:
         group = tl.load(inbox.group_of + tile)
         want = epoch * tl.load(inbox.need + group)
         counter = inbox.scoreboard + group * STRIDE
-        alive = wait(counter, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, GROUP)
+        alive = wait(
+            counter, want, alive, control, words, timeout_us, stage, ticket, tile, group, epoch, LOAD_ROLE, False
+        )
     stamp(control.stamps, tile, SEEN, EVENTS)
     if SOURCE != ORDER:
         barrier()
