@@ -15,7 +15,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +158,13 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", required=True, help="noted in the results")
     parser.add_argument("--out", type=Path, required=True, help="results file; written after each weight's batch sizes")
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds; 15 take about a minute in all")
-    given = parser.parse_args()
-    if not torch.cuda.is_available():
+    given = parser.parse_args(arguments)
+    if not torch.cuda.device_count():
         parser.exit(2, "measure_gemm: needs a Hopper GPU, this machine has none\n")
     if not given.out.parent.is_dir() or given.rounds < 1:
         parser.error(f"--out {given.out} needs a folder that exists, and --rounds a positive number")

@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,12 +181,12 @@ def measure(bench: Bench, m: int, rounds: int, sampler: Sampler) -> list[dict[st
     ]  # fmt: skip
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=15)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if torch.cuda.device_count() < 2:
         parser.exit(2, f"measure_main_job: needs 2 GPUs, this machine has {torch.cuda.device_count()}\n")
     machine = facts(given.commit)

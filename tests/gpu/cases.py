@@ -74,12 +74,17 @@ def on_every_device(pipe: Pipeline, x: torch.Tensor) -> list[torch.Tensor]:
     return [x, *(x.to(f"cuda:{part.device}") for part in pipe.placement.stages[0][1:])]
 
 
-def assert_runs(pipe: Pipeline, x: torch.Tensor, replays: int = 3) -> None:
-    """Eagerly (x given once) and as a graph (x on every device), each with outputs that are NaN before."""
+def assert_run(pipe: Pipeline, x: torch.Tensor) -> None:
+    """Run eagerly, with outputs that are NaN before."""
     poison(pipe)
     pipe(x)
     pipe.synchronize()
     assert_equals_oracle(pipe, x)
+
+
+def assert_runs(pipe: Pipeline, x: torch.Tensor, replays: int = 3) -> None:
+    """Eagerly (x given once) and as a graph (x on every device), each with outputs that are NaN before."""
+    assert_run(pipe, x)
     graph = pipe.capture(on_every_device(pipe, x))
     for _ in range(replays):
         poison(pipe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu.cases import assert_equals_oracle, make, poison, reference
+from tests.gpu.cases import assert_equals_oracle, assert_run, make, poison, reference
 from tilerelay import Placement, dense_chain
 from tilerelay.kernels.config import configure
 
@@ -36,10 +36,7 @@ def run_chain(chain: str, m: int, k: int, n: int, signalling: str, grouped: bool
     workload = make_chain(stages, dtype=dtype, grouped=grouped)
     pipe, x = make(workload, Placement.parse(placement), kernel=kernels, signalling=signalling)
     with pipe:
-        poison(pipe)
-        pipe(x)
-        pipe.synchronize()
-        assert_equals_oracle(pipe, x)
+        assert_run(pipe, x)
 
 
 @pytest.mark.parametrize("m", ROWS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.cases import assert_equals_oracle, make, poison
+from tests.gpu.cases import assert_run, make, poison
 from tilerelay import Pipeline, PipelineAborted, Placement, dense_chain
 from tilerelay.graph.tiling import TileGrid
 from tilerelay.graph.workload import Stage, chain
@@ -55,10 +55,7 @@ def test_epochs_wrap(placement: str, first_epoch: int, signalling: str) -> None:
     with pipe:
         for run in range(8):
             x.add_(run)
-            poison(pipe)
-            pipe(x)
-            pipe.synchronize()
-            assert_equals_oracle(pipe, x)
+            assert_run(pipe, x)
 
 
 def _delay(pipe: Pipeline, kernel: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +101,7 @@ def test_either_side_late(placement: str, stage: int, signalling: str, monkeypat
         _delay(pipe, stage, monkeypatch)
         for _ in range(3):
             x.neg_()
-            poison(pipe)
-            pipe(x)
-            pipe.synchronize()
-            assert_equals_oracle(pipe, x)
+            assert_run(pipe, x)
 
 
 @pytest.mark.parametrize("signalling", ["queue", "counter"])
@@ -116,10 +110,7 @@ def test_either_side_slow(placement: str, signalling: str) -> None:
     """One SM against a whole device: every tile arrives late, or waits long to be read."""
     pipe, x = two_stages(m=1500, placement=placement, signalling=signalling)
     with pipe:
-        poison(pipe)
-        pipe(x)
-        pipe.synchronize()
-        assert_equals_oracle(pipe, x)
+        assert_run(pipe, x)
 
 
 @placements
@@ -163,10 +154,7 @@ def test_abort_names_who_waits_and_the_pipeline_goes_on(
         assert re.search(r"layer0's tiles had not been published: \d+", text)  # the missing producers by number
         pipe._run._launches = ((), [])
         for _ in range(2):
-            poison(pipe)
-            pipe(x)
-            pipe.synchronize()
-            assert_equals_oracle(pipe, x)
+            assert_run(pipe, x)
 
 
 @placements
@@ -175,10 +163,7 @@ def test_hold_back(placement: str) -> None:
     with pipe:
         for _ in range(5):
             x.neg_()
-            poison(pipe)
-            pipe(x)
-            pipe.synchronize()
-            assert_equals_oracle(pipe, x)
+            assert_run(pipe, x)
 
 
 @pytest.mark.parametrize("placement", ["0:1,1:1", "0:1,0:1"])
@@ -189,10 +174,7 @@ def test_a_given_tile_order(placement: str) -> None:
     workload = chain([Stage("first", grids[0], 512, order=backwards), Stage("last", grids[1], 1024)])
     pipe, x = make(workload, Placement.parse(placement))
     with pipe:
-        poison(pipe)
-        pipe(x)
-        pipe.synchronize()
-        assert_equals_oracle(pipe, x)
+        assert_run(pipe, x)
         ring = pipe._run.workspace.edge(0, "ring").cpu()
         groups = (ring & 0xFFFFFFFF).tolist()
         # One SM: the panels become ready in the order of the source queue, last one first (after the dry run's pushes).

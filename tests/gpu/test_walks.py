@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu.cases import NAN, assert_equals_oracle, assert_replays, assert_runs, make, poison
+from tests.gpu.cases import NAN, assert_replays, assert_run, assert_runs, make, poison
 from tilerelay import Pipeline, PipelineAborted, dense_chain, sharded
 from tilerelay.runtime.tracing import trace_run
 
@@ -67,10 +67,7 @@ def test_epochs_wrap(first_epoch: int) -> None:
     with pipe:
         for run in range(8):
             x.add_(run)
-            poison(pipe)
-            pipe(x)
-            pipe.synchronize()
-            assert_equals_oracle(pipe, x)
+            assert_run(pipe, x)
 
 
 def test_a_trace_has_every_tile_in_order() -> None:
@@ -128,7 +125,4 @@ def test_a_sum_that_is_not_handed_over_ends_the_run() -> None:
         with pytest.raises(PipelineAborted, match="the first piece of its sum had not been handed over"):
             pipe.synchronize()
         for _ in range(2):
-            poison(pipe)
-            pipe(x)
-            pipe.synchronize()
-            assert_equals_oracle(pipe, x)
+            assert_run(pipe, x)

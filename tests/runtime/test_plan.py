@@ -54,6 +54,7 @@ def cut(widths: list[int], gpus: int, **options: Any) -> Plan:
 def test_parts_with_a_thin_last_wave_get_walks_of_one_grid(gpus: int) -> None:
     made = cut([4096, THIN * gpus, 4096 * gpus], gpus)
     assert walks(made) == [True] * gpus + [False] * gpus
+    assert made.shares_sums == [True, False]
     stages = made.cut.workload.stages
     for device in range(gpus):
         mine = [stages[device], stages[gpus + device]]

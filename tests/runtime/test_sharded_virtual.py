@@ -118,6 +118,7 @@ def test_describe_says_what_runs(make: Make) -> None:
         "signalling": "counter",
         "kernel": "classical",
         "tile": [[64, 64, 64], [64, 64, 64]],
+        "shares_sums": [False, False],
     }
 
 

@@ -14,6 +14,8 @@ from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import COUNT, COUNTER, ORDER, PUSH, QUEUE, SILENT, Hooks
 from tilerelay.runtime.workspace import Workspace
 
+TIMEOUT_US = 10_000_000  # of kernels that run on their own, outside a pipeline
+
 
 def make_piece(
     workspace: Workspace,

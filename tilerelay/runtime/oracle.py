@@ -10,10 +10,9 @@ from tilerelay.graph.placement import Part, Placement
 from tilerelay.graph.workload import Workload
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.protocol.layout import ProtocolLayout
-from tilerelay.runtime.launch import Launch, grid_of, make_piece
+from tilerelay.runtime.launch import TIMEOUT_US, Launch, grid_of, make_piece
 from tilerelay.runtime.workspace import Workspace, new_records
 
-TIMEOUT_US = 10_000_000
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

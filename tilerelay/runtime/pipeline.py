@@ -208,7 +208,7 @@ class Pipeline:
             return LayerByLayer(whole, weights, biases, configs, device, sms).run(x)
 
     def describe(self) -> dict[str, Any]:
-        """What runs: backend, devices, placement, signalling, kernels, and the stages' tile shapes."""
+        """What runs: backend, devices, placement, signalling, kernels, tile shapes, and which stages share sums."""
         configs = [self._configs[self._cut.parts_of(stage)[0]] for stage in range(len(self.workload.stages))]
         return {
             "backend": self.backend,
@@ -218,6 +218,7 @@ class Pipeline:
             "signalling": self.signalling,
             "kernel": "+".join(dict.fromkeys(self.kernels)),
             "tile": [[c.block_m, c.block_n, c.block_k] for c in configs],
+            "shares_sums": self._plan.shares_sums,
         }
 
     def close(self) -> None:

@@ -170,6 +170,14 @@ class Plan:
         sms = check_machine(self.placement.devices)
         return [parts[0].sms or sms[parts[0].device] for parts in self.cut.placement.stages]
 
+    @property
+    def shares_sums(self) -> list[bool]:
+        """Of each stage, whether CTAs share tiles' sums in any part of it."""
+        return [
+            any(self.cut.workload.stages[part].walk is not None for part in self.cut.parts_of(stage))
+            for stage in range(len(self.workload.stages))
+        ]
+
     def _with_walks(self, workload: Workload) -> Workload:
         """Even work for all CTAs in the parts of cut stages; others are read while they are made, panel by panel.
 

@@ -20,13 +20,12 @@ from tilerelay.kernels.compile import compile_call
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import EVENTS
 from tilerelay.protocol.layout import ProtocolLayout
-from tilerelay.runtime.launch import Launch, grid_of, make_piece
+from tilerelay.runtime.launch import TIMEOUT_US, Launch, grid_of, make_piece
 from tilerelay.runtime.tracing import StageRun, assemble, tickets
 from tilerelay.runtime.workspace import Workspace, new_records
 from tilerelay.trace.events import Trace
 
 WARM_UP = 3
-TIMEOUT_US = 10**7  # nothing is waited for; a kernel takes it as an argument all the same
 
 
 class ProducerAlone:
