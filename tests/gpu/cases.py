@@ -55,18 +55,24 @@ def poison(pipe: Pipeline) -> None:
     _synchronize(pipe)
 
 
+def outputs_of(pipe: Pipeline, whole: torch.Tensor) -> list[torch.Tensor]:
+    """What `pipe.outputs` should be: copies of the whole output, or of each part's columns, on their devices."""
+    parts = pipe.placement.stages[-1]
+    cut = len(parts) > 1 and not pipe.replicate
+    columns = [slice(*part.columns) if cut else slice(None) for part in parts]
+    return [whole[:, of].to(y.device).clone() for y, of in zip(pipe.outputs, columns, strict=True)]
+
+
 def assert_equals_oracle(pipe: Pipeline, x: torch.Tensor) -> None:
     """Output and intermediates are the oracle's, bit for bit, and hold no NaN."""
     expected = pipe.oracle(x)
     torch.cuda.synchronize(x.device)
     last = len(pipe.workload.stages) - 1
-    for (stage, device), got in pipe._run.tensors.items():
-        want = expected[stage]
-        if stage == last and len(pipe.outputs) > 1 and not pipe.replicate:
-            part = next(p for p in pipe.placement.stages[last] if p.device == device)
-            want = want[:, slice(*part.columns)]
-        assert not got.isnan().any(), f"stage {stage} left elements unwritten on device {device}"
-        assert torch.equal(want.to(got.device), got), f"stage {stage} differs from the oracle on device {device}"
+    inner = [(stage, got, expected[stage]) for (stage, _), got in pipe._run.tensors.items() if stage < last]
+    outer = [(last, *pair) for pair in zip(pipe.outputs, outputs_of(pipe, expected[last]), strict=True)]
+    for stage, got, want in inner + outer:
+        assert not got.isnan().any(), f"stage {stage} left elements unwritten on {got.device}"
+        assert torch.equal(want.to(got.device), got), f"stage {stage} differs from the oracle on {got.device}"
 
 
 def on_every_device(pipe: Pipeline, x: torch.Tensor) -> list[torch.Tensor]:
@@ -97,7 +103,7 @@ def assert_replays(pipe: Pipeline, x: torch.Tensor, replays: int = 1000, values:
     """Every replay of a graph gives the oracle's output for what x's storage then holds."""
     given = on_every_device(pipe, x)
     inputs = [torch.randn_like(x) for _ in range(values)]
-    expected = [[pipe.oracle(v)[-1].to(y.device).clone() for y in pipe.outputs] for v in inputs]
+    expected = [outputs_of(pipe, pipe.oracle(v)[-1]) for v in inputs]
     graph = pipe.capture(given)
     wrong = [torch.zeros((), dtype=torch.int64, device=y.device) for y in pipe.outputs]
     for number in range(replays):

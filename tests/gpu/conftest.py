@@ -7,6 +7,10 @@ os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 import pytest
 import torch
 
+from tilerelay.graph.workload import Stage
+from tilerelay.kernels.relay import BULK, RELAY, RELAY_EARLY
+from tilerelay.runtime import cuda_pipeline
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -18,3 +22,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _hopper_gpu() -> None:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability(0) != (9, 0):
         pytest.skip("needs a Hopper GPU")
+
+
+@pytest.fixture(params=["as chosen", "relay", "relay early"])
+def every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles get to other devices as the pipeline chooses, and by a relay wherever there can be one."""
+    if request.param == "as chosen":
+        return
+    way = {"relay": RELAY, "relay early": RELAY_EARLY}[request.param].value
+
+    def forced(kind: str, stage: Stage, copies: int, sms: int, *, kept: bool, last: bool) -> int:
+        return way if kind == "persistent" and kept and copies > 1 else BULK.value
+
+    monkeypatch.setattr(cuda_pipeline, "way_of", forced)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from tests.gpu.cases import assert_equals_oracle, assert_run, make
+from tests.gpu.cases import assert_equals_oracle, assert_run, make, on_every_device, outputs_of
 from tilerelay import InvalidInput, Placement, dense_chain, sharded
 
 WIDTHS = [1024, 2048, 1024]
@@ -29,6 +29,28 @@ def test_the_output_can_be_read_at_once(placement: str, graph: bool) -> None:
             copies = [output.clone() for output in pipe.outputs]
             whole = torch.cat([copy.to(x.device) for copy in copies], dim=1)
             assert torch.equal(whole, expected[run % 2])
+
+
+@pytest.mark.parametrize("behind_all", [True, False])
+def test_a_replay_follows_what_is_under_way_on_other_devices(behind_all: bool) -> None:
+    """Input that arrives late on the second device is waited for; without that (negative control) the old one is read."""
+    pipe, x = make(dense_chain(1000, WIDTHS), sharded(WIDTHS[1:], [0, 1]))
+    with pipe:
+        given = on_every_device(pipe, x)
+        graph = pipe.capture(given, behind_all=behind_all)
+        fresh = [torch.randn_like(x)]
+        fresh.append(fresh[0].to(given[1].device))
+        expected = outputs_of(pipe, pipe.oracle(fresh[0])[-1])
+        graph.replay()
+        pipe.synchronize()
+        with torch.cuda.device(1):
+            torch.cuda._sleep(50_000_000)
+        for tensor, value in zip(given, fresh, strict=True):
+            tensor.copy_(value)
+        graph.replay()
+        pipe.synchronize()
+        right = [torch.equal(y, want) for y, want in zip(pipe.outputs, expected, strict=True)]
+        assert right == [True, behind_all]
 
 
 def test_pipelines_that_share_devices_do_not_block_each_other() -> None:

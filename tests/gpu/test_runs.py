@@ -82,8 +82,8 @@ def _change_pieces(
     """Make one part's kernel deaf (listen=False) or mute (announce=False); compile it before anything runs."""
     make_piece = cuda_pipeline.make_piece
 
-    def changed(workspace: Any, stage: int, *tensors: Any) -> Any:
-        return make_piece(workspace, stage, *tensors, **(options if stage == part else {}))
+    def changed(workspace: Any, stage: int, *tensors: Any, **given: Any) -> Any:
+        return make_piece(workspace, stage, *tensors, **given, **(options if stage == part else {}))
 
     monkeypatch.setattr(cuda_pipeline, "make_piece", changed)
     pipe._run._launches = ((), [])
@@ -172,7 +172,7 @@ def test_a_given_tile_order(placement: str) -> None:
     grids = [TileGrid(1000, 1024, 128, 256)] * 2
     backwards = list(range(grids[0].tiles))[::-1]
     workload = chain([Stage("first", grids[0], 512, order=backwards), Stage("last", grids[1], 1024)])
-    pipe, x = make(workload, Placement.parse(placement))
+    pipe, x = make(workload, Placement.parse(placement), signalling="queue")
     with pipe:
         assert_run(pipe, x)
         ring = pipe._run.workspace.edge(0, "ring").cpu()

@@ -8,6 +8,8 @@ from tests.gpu.cases import assert_replays, assert_runs, make
 from tilerelay import Placement, dense_chain, sharded
 from tilerelay.graph.placement import Part
 
+pytestmark = pytest.mark.usefixtures("every_way")
+
 
 def run(widths: list[int], m: int, placement: Placement, **options: object) -> None:
     dtype, tile = options.pop("dtype", "bf16"), options.pop("tile", (128, 256))

@@ -25,6 +25,7 @@ def thin(
     return pipe, x
 
 
+@pytest.mark.usefixtures("every_way")
 @devices
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("m", [512, 1000, 1024])

@@ -119,7 +119,10 @@ class PipelineLaunch:
 
     def __init__(self, pipeline: Any, x: torch.Tensor | Sequence[torch.Tensor], timing: str) -> None:
         self._pipeline = pipeline
-        self._run: Callable[[], object] = pipeline.capture(x).replay if timing == "graph" else lambda: pipeline(x)
+        # As the baselines' graphs, it follows what is on the launching stream.
+        self._run: Callable[[], object] = (
+            pipeline.capture(x, behind_all=False).replay if timing == "graph" else lambda: pipeline(x)
+        )
 
     def replay(self) -> None:
         self._run()

@@ -15,6 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.entry import entry
 from tilerelay.kernels.protocol import Hooks, Segment
+from tilerelay.kernels.relay import RELAY
 
 GL_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -25,6 +26,7 @@ class Piece(NamedTuple):
     Attributes:
         a, b: [M, K], [N, K].
         copies: [M, N], everywhere that the output is stored; may be memory of peers, and columns of wider tensors.
+            Where tiles are relayed: of tensors of one width, the last one on the kernel's device.
         activation: one of kernels.activation.CODES.
     """
 
@@ -54,7 +56,7 @@ def gemm_call(
     descriptors = [
         describe(tensor, block)
         for piece in pieces
-        for tensor, block in [(piece.a, blocks[0]), (piece.b, blocks[1]), *((c, out) for c in piece.copies)]
+        for tensor, block in [(piece.a, blocks[0]), (piece.b, blocks[1]), *((c, out) for c in _stored(piece))]
     ]
     options: dict[str, Any] = {"STRIDE": stride, "num_warps": config.num_warps}
     if config.kind == "persistent":
@@ -66,8 +68,13 @@ def gemm_call(
         options |= {"HOOKS": pieces[0].hooks, "ACTIVATION": pieces[0].activation}
         options |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         options |= {"num_stages": config.num_buffers}
-    kernel = entry(config.kind, tuple(len(piece.copies) for piece in pieces))
+    kernel = entry(config.kind, tuple(len(_stored(piece)) for piece in pieces))
     return kernel, (*descriptors, tuple(piece.segment for piece in pieces), words, timeout_us), options
+
+
+def _stored(piece: Piece) -> tuple[torch.Tensor, ...]:
+    """The copies that are stored in bulk, through descriptors."""
+    return piece.copies[-1:] if piece.hooks.way == RELAY.value else piece.copies
 
 
 def _swizzled(tensor: torch.Tensor, block: list[int]) -> SwizzledDescriptor:

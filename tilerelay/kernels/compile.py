@@ -26,6 +26,7 @@ from tilerelay.kernels.activation import CODES
 from tilerelay.kernels.call import Piece, gemm_call
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import Control, Handover, Hooks, Inbox, Outbox, Segment
+from tilerelay.kernels.relay import BULK, Relay
 from tilerelay.kernels.sync import INTERPRETED
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -87,7 +88,8 @@ def compile_gemm(
         Piece(
             a, b, (c,) * h.copies,
             Segment(
-                control, inbox, (outbox,) * h.readers, b[0] if bias else None, handover if s in shared else None
+                control, inbox, (outbox,) * h.readers, b[0] if bias else None, handover if s in shared else None,
+                Relay(c, pair) if h.way != BULK.value else None,
             ),
             h, CODES[activation],
         )

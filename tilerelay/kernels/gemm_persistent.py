@@ -5,7 +5,7 @@
     load   1 warp          prologue, then TMA loads of A and B blocks into NUM_BUFFERS buffers     ready[i] ->
     mma    a warpgroup or  WGMMA over the K blocks for its rows of the tile, bias, activation,
            two             rounding, into its own c buffer                                         c_ready[j] ->
-    store  1 warp          TMA stores of the tile (to the peer's memory, too), then the epilogue
+    store  1 warp          TMA stores of the tile, its way to the peers' memory, then the epilogue
 
 Hand-over is by mbarriers that count uses of a slot: `empty` and `c_empty` go the other way. The load warp runs ahead
 of the math by the buffers' depth and the store warp behind it: the protocol's waits hide under the next tile's math.
@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tilerelay.kernels.activation import activate
 from tilerelay.kernels.handover import hand_over, piece_of, take_over, wait_for_sum
 from tilerelay.kernels.protocol import COMPUTED, EVENTS, LOADED, ORDER, epilogue, leave, load_numbers, prologue, tile_of
+from tilerelay.kernels.relay import BULK, RELAY, RELAY_EARLY, relay_tile
 from tilerelay.kernels.sync import bulk_stores_complete, load_uniform, stamp
 
 
@@ -159,7 +160,7 @@ def store_segment(
     ROWS: gl.constexpr = buffers.c.shape[1]
     STORE_N: gl.constexpr = buffers.c.shape[2]
     STORE_BUFFERS: gl.constexpr = buffers.c.shape[0] // GROUPS
-    COPIES: gl.constexpr = HOOKS.copies
+    OWN: gl.constexpr = 0 if HOOKS.way == RELAY else HOOKS.copies - 1  # the last one that is stored in bulk
     # Leaving takes a microsecond. Where only this role reads the epoch it may leave at once, else after its first tile:
     # by then (load -> mma -> here) the others have read it.
     READS_ALONE: gl.constexpr = HOOKS.source == ORDER and segment.handover is None
@@ -172,6 +173,7 @@ def store_segment(
     for ticket in range(first, numbers.tickets, gl.num_programs(0)):
         _, end, _ = piece_of(ticket, segment, numbers)
         if end == numbers.k:
+            relayed = ticket + gl.num_programs(0) < numbers.tickets if HOOKS.way == RELAY_EARLY else HOOKS.way == RELAY
             for part in gl.static_range(BLOCK_N // STORE_N):
                 for group in gl.static_range(GROUPS):
                     c_slot = group * STORE_BUFFERS + c_use % STORE_BUFFERS
@@ -180,11 +182,18 @@ def store_segment(
                     tile = tile_of(ticket, epoch, segment, numbers, HOOKS.source)
                     row = (tile // numbers.tiles_n * GROUPS + group) * ROWS
                     col = tile % numbers.tiles_n * BLOCK_N + part * STORE_N
-                    for copy in gl.static_range(COPIES):
-                        tma.async_copy_shared_to_global(c_descs[copy], [row, col], buffers.c.index(c_slot))
+                    if not relayed:
+                        for copy in gl.static_range(OWN):
+                            tma.async_copy_shared_to_global(c_descs[copy], [row, col], buffers.c.index(c_slot))
+                    tma.async_copy_shared_to_global(c_descs[OWN], [row, col], buffers.c.index(c_slot))
                     tma.store_wait(0)  # the buffer has been read: enough to hand it back, not enough to publish
                     mbarrier.arrive(buffers.c_empty.index(c_slot), count=1)
                 c_use += 1
+            if HOOKS.way != BULK:
+                if relayed:
+                    row = tile // numbers.tiles_n * (GROUPS * ROWS)
+                    col = tile % numbers.tiles_n * BLOCK_N
+                    relay_tile(c_descs[OWN], segment.relay, row, col, GROUPS * ROWS, BLOCK_N, HOOKS.copies - 1)
             alive = load_uniform(segment.control.abort) == 0
             epilogue(tile, epoch, alive, lanes, segment, numbers, HOOKS, STRIDE)
             if not left:

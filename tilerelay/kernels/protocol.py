@@ -103,6 +103,7 @@ class Segment(NamedTuple):
     outboxes: tuple[Outbox, ...]
     bias: object  # [n], or None
     handover: object  # Handover, or None: every tile is computed by one CTA
+    relay: object  # Relay, or None: all copies of a tile are stored in bulk
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class Hooks:
     signal: int  # SILENT, PUSH or COUNT
     group_entries: bool  # its queue entries name groups; else tiles
     readers: int  # outboxes
-    copies: int  # where its output is stored
+    copies: int  # where its output is stored; the last one is on its own device if it is kept there
+    way: int  # BULK, RELAY or RELAY_EARLY: how a tile gets to the others (kernels.relay)
 
 
 class Numbers(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -13,9 +14,10 @@ from tilerelay.graph.cut import CutWorkload
 from tilerelay.graph.placement import Placement
 from tilerelay.kernels.config import MOST_SEGMENTS, KernelConfig
 from tilerelay.kernels.protocol import ENDED, EVENTS, WAKE_ALL
+from tilerelay.kernels.relay import BULK
 from tilerelay.protocol.layout import ProtocolLayout, wrap32
 from tilerelay.runtime import cuda
-from tilerelay.runtime.launch import Launch, grid_of, make_piece
+from tilerelay.runtime.launch import Launch, grid_of, make_piece, relay_of, way_of
 from tilerelay.runtime.oracle import TORCH_DTYPES
 from tilerelay.runtime.run_order import RunOrder
 from tilerelay.runtime.tensors import OutputPlan
@@ -68,6 +70,9 @@ class CudaPipeline:
             for (stage, device), shape in self._plan.shapes.items()
         }
         self.results = [self.tensors[place] for place in self._plan.results()]
+        self._copies = [self._plan.copies(part, self.tensors) for part in range(len(self._devices))]
+        self._ways = [self._way(part) for part in range(len(self._devices))]
+        self._relays = [None if w == BULK.value else relay_of(c) for w, c in zip(self._ways, self._copies, strict=True)]
         buffers = {d: torch.empty(layout.size(d), dtype=torch.uint8, device=f"cuda:{d}") for d in layout.devices}
         records = new_records(len(self._devices), "cuda")
         self.workspace = Workspace(layout, buffers, records, lambda words, d: words.to(f"cuda:{d}"))
@@ -122,18 +127,37 @@ class CudaPipeline:
         for part in parts:
             place = self._plan.source(part)
             source = x[self._cut.origin[part][1]] if place is None else self.tensors[place]
-            copies = self._plan.copies(part, self.tensors)
-            pieces.append(make_piece(self.workspace, part, source, self._weights[part], copies, self._biases[part]))
+            pieces.append(
+                make_piece(
+                    self.workspace, part, source, self._weights[part], self._copies[part], self._biases[part],
+                    way=self._ways[part], relay=self._relays[part],
+                )
+            )  # fmt: skip
         stages = [self._cut.workload.stages[part] for part in parts]
-        sms = self._cut.placement.stages[parts[0]][0].sms or self._sms_of[self._devices[parts[0]]]
         config = self._configs[parts[0]]
-        return Launch(config, pieces, self.workspace, grid_of(config.kind, stages, sms), self._timeout_us)
+        grid = grid_of(config.kind, stages, self._sms(parts[0]))
+        return Launch(config, pieces, self.workspace, grid, self._timeout_us)
+
+    def _sms(self, part: int) -> int:
+        return self._cut.placement.stages[part][0].sms or self._sms_of[self._devices[part]]
+
+    def _way(self, part: int) -> int:
+        copies, stage = self._copies[part], self._cut.workload.stages[part]
+        return way_of(
+            self._configs[part].kind, stage, len(copies), self._sms(part),
+            kept=copies[-1].device.index == self._devices[part], last=not self._layout.out_edges(part),
+        )  # fmt: skip
 
     def reset(self) -> None:
         """Protocol memory as before the first run. Nothing may be running."""
         self.workspace.reset(self._first_epoch)
-        self.epoch = self._first_epoch
+        self._order.runs = 0
         self.synchronize()
+
+    @property
+    def epoch(self) -> int:
+        """Number of the next run."""
+        return self._first_epoch + self._order.runs
 
     def _dry_run(self) -> None:
         """Compile every kernel and load it on its device; when nothing can hold up a launch any more, run once."""
@@ -178,24 +202,22 @@ class CudaPipeline:
         Args:
             x: [M, K] for every part of the first stage, or once, on the first one's device, to be copied to the others.
         """
-        self._order.before()
-        try:
-            self._enqueue(x, self._fork, self._hold_back)
-        except BaseException:  # some stages are launched, others not: they would wait, and their epochs differ
-            self._abandon()
-            raise
-        self._order.after()
-        self.epoch += 1
 
-    def replay(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Launch a captured run. Little Python comes before the launch: it counts as latency."""
-        self._order.before()
-        graph.replay()
-        self._order.after()
-        self.epoch += 1
+        def launch() -> None:
+            try:
+                self._enqueue(x, self._fork, self._hold_back)
+            except BaseException:  # some stages are launched, others not: they would wait, and their epochs differ
+                self._abandon()
+                raise
 
-    def capture(self, x: Sequence[torch.Tensor]) -> CudaGraphRun:
-        """One CUDA graph over all devices that runs the pipeline on x's storage."""
+        self._order.run(launch)
+
+    def capture(self, x: Sequence[torch.Tensor], *, behind_all: bool) -> CudaGraphRun:
+        """One CUDA graph over all devices that runs the pipeline on x's storage.
+
+        Args:
+            behind_all: replays follow what is on the streams of all devices (see `RunOrder.run`).
+        """
         graph = torch.cuda.CUDAGraph()
         fork = cuda.Fork(self._fork.streams, self.homes[0])
         self._inputs(x)
@@ -203,7 +225,7 @@ class CudaPipeline:
         stream = torch.cuda.Stream(self.homes[0])  # torch's own capture stream may be on another device
         with torch.cuda.device(self.homes[0]), torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
             self._enqueue(x, fork, hold_back=False)
-        return CudaGraphRun(self, graph, x, fork)
+        return CudaGraphRun(self, graph, x, fork, behind_all)
 
     def synchronize(self) -> None:
         """Wait for all runs."""
@@ -241,7 +263,8 @@ class CudaPipeline:
         """Wait for outstanding runs, then drop all memory."""
         self.synchronize()
         self._release.detach()
-        for name in ("tensors", "results", "workspace", "_own_x", "_launches", "_weights", "_biases"):
+        names = "tensors results workspace _copies _relays _own_x _launches _weights _biases"
+        for name in names.split():
             setattr(self, name, None)
 
 
@@ -249,12 +272,15 @@ class CudaGraphRun:
     """A captured run, with what it needs to stay alive beside its pipeline."""
 
     def __init__(
-        self, pipeline: CudaPipeline, graph: torch.cuda.CUDAGraph, x: Sequence[torch.Tensor], fork: cuda.Fork
+        self,
+        pipeline: CudaPipeline,
+        graph: torch.cuda.CUDAGraph,
+        x: Sequence[torch.Tensor],
+        fork: cuda.Fork,
+        behind_all: bool,
     ) -> None:
         self._pipeline, self._graph, self._x, self._fork = pipeline, graph, x, fork
-
-    def replay(self) -> None:
-        self._pipeline.replay(self._graph)
+        self.replay = partial(pipeline._order.run, graph.replay, behind_all)  # no function of its own: see there
 
 
 def _synchronize(devices: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from tilerelay.kernels.activation import CODES
 from tilerelay.kernels.call import Piece, gemm_call
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import COUNT, COUNTER, ORDER, PUSH, QUEUE, SILENT, Hooks
+from tilerelay.kernels.relay import BULK, RELAY, RELAY_EARLY, Relay
 from tilerelay.runtime.workspace import Workspace
 
 TIMEOUT_US = 10_000_000  # of kernels that run on their own, outside a pipeline
@@ -25,6 +26,8 @@ def make_piece(
     copies: Sequence[torch.Tensor],
     bias: torch.Tensor | None,
     *,
+    way: int = BULK.value,
+    relay: Relay | None = None,
     listen: bool = True,
     announce: bool = True,
 ) -> Piece:
@@ -34,6 +37,7 @@ def make_piece(
         a, b: [M, K], [N, K].
         copies: [M, N], everywhere that the output is stored.
         bias: [N] or None.
+        way, relay: how tiles get to other devices (`way_of`), and what they are relayed by (`relay_of`).
         listen: wait for the producers' tiles; False: the inputs are known to be complete.
         announce: publish finished tiles; False: nobody reads them in this run.
     """
@@ -47,9 +51,33 @@ def make_piece(
         group_entries=layout.edge_numbers(out[0]).group_entries if out else True,
         readers=len(out),
         copies=len(copies),
+        way=way,
     )
     activation = CODES[layout.workload.stages[stage].activation]
-    return Piece(a, b, tuple(copies), workspace.segment(stage, into, out, bias), hooks, activation)
+    return Piece(a, b, tuple(copies), workspace.segment(stage, into, out, bias, relay), hooks, activation)
+
+
+def way_of(kind: str, stage: Stage, copies: int, sms: int, *, kept: bool, last: bool) -> int:
+    """How a stage's tiles get to other devices (kernels.relay): in bulk where somebody waits for each of them.
+
+    That is so for a single wave of tiles, for walks, whose CTAs all end together, and for what ends the run. Where the
+    next stage begins with tiles of an earlier wave, what counts is that SMs can load meanwhile.
+
+    Args:
+        copies: of its output.
+        sms: at most so many tiles are computed at once.
+        kept: one of the copies is on its own device.
+        last: nothing comes after the stage.
+    """
+    if kind != "persistent" or not kept or copies == 1 or stage.walk or stage.grid.tiles <= sms:
+        return int(BULK.value)
+    return int(RELAY_EARLY.value if last else RELAY.value)
+
+
+def relay_of(copies: Sequence[torch.Tensor]) -> Relay:
+    """All copies but the last, where a kernel finds their addresses."""
+    *peers, own = copies
+    return Relay(own, torch.tensor([copy.data_ptr() for copy in peers], dtype=torch.int64, device=own.device))
 
 
 def balanced_grid(tiles: Sequence[int], sms: int) -> int:

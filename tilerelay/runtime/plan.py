@@ -64,7 +64,7 @@ class Plan:
             raise InvalidInput(f"timeout_s={timeout_s}: a wait's deadline must be between 1e-6 and {LONGEST_WAIT_S} s")
         self.workload = workload
         self.placement = placement or pipelined(range(len(workload.stages)))
-        self.signalling = signalling or ("queue" if self.placement.is_pipelined else "counter")
+        self.signalling = signalling or ("queue" if hold_back else "counter")
         kernel = kernel or ("persistent" if self.backend == "cuda" else "classical")
         self.kernels = [kernel] * len(workload.stages) if isinstance(kernel, str) else list(kernel)
         self.replicate, self.hold_back = replicate, hold_back

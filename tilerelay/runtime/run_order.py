@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
 
@@ -14,19 +13,15 @@ OUTSTANDING_RUNS = 32  # more queued launches would block the host in the middle
 # wait for the other for ever, so runs of a process follow each other on every device.
 _LAST: dict[int, tuple[RunOrder, torch.cuda.Event]] = {}
 
-
-@cache
-def _stream(stream_id: int, device: int, device_type: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(stream_id=stream_id, device_index=device, device_type=device_type)
-
-
-def current_stream(device: int) -> torch.cuda.Stream:
-    """As torch.cuda.current_stream, the same object each time and with nothing else: a launch waits for it."""
-    return _stream(*torch._C._cuda_getCurrentStream(device))
+# Device -> its current stream, a number. A CPU build of torch has none.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
 class RunOrder:
-    """Orders one pipeline's runs; `before` and `after` bracket the launch of each.
+    """Orders one pipeline's runs.
+
+    Attributes:
+        runs: how many were launched; for the owner to set back.
 
     Args:
         devices: of the pipeline; runs are launched on the current stream of the first.
@@ -36,6 +31,7 @@ class RunOrder:
     def __init__(self, devices: Sequence[int], finish: Callable[[torch.cuda.Event], None]) -> None:
         self._devices, self._home, self._others = list(devices), devices[0], list(devices[1:])
         self._finish = finish
+        self.runs = 0
         self._before = {}
         for device in self._others:
             with torch.cuda.device(device):
@@ -43,40 +39,66 @@ class RunOrder:
                 self._before[device].record()  # torch makes the event at its first use
         self._done: deque[torch.cuda.Event] = deque()
         self._spare = [torch.cuda.Event() for _ in range(OUTSTANDING_RUNS)]
-        self._caller: torch.cuda.Stream | None = None
+        # Of its last run: whether it is the last on all its devices, its stream, and those of the other devices with
+        # what tells whether they are idle.
+        self._newest, self._caller = False, -1
+        self._seen: list[tuple[int, int, Callable[[], bool]]] = []
 
     @property
     def last(self) -> torch.cuda.Event | None:
         """The end of the newest run; None before the first."""
         return self._done[-1] if self._done else None
 
-    def before(self) -> None:
-        """Make the next run wait for what callers have enqueued on any of its devices, and for the runs before it.
+    def run(self, launch: Callable[[], None], behind_all: bool = True) -> None:
+        """Launch a run behind the runs before it and behind what callers have enqueued on its devices, and what callers
+        enqueue next on any of them behind the run (rule 9).
 
-        It counts as latency, so nothing is enqueued that is not needed: not for a stream that is idle, nor for a run
-        behind which the caller's stream is anyway.
+        What comes before the launch counts as latency, and after a rest, with cold caches, every Python call takes
+        microseconds, a look at another device's stream ten and more. So the usual case comes first, in one frame: all
+        streams are those of the last run, the other devices' idle.
+
+        Args:
+            behind_all: of what callers have enqueued; False: of what is on the first device's stream, no more.
         """
         if not self._spare:
             self._finish(self._done[0])
             self._spare.append(self._done.popleft())
-        home = current_stream(self._home)
-        for device in self._others:
-            stream = current_stream(device)
+        usual = self._newest and raw_stream(self._home) == self._caller
+        if behind_all:
+            for device, stream, idle in self._seen:
+                usual = usual and raw_stream(device) == stream and idle()
+        if not usual:
+            self._wait(behind_all)
+        launch()
+        self._follow()
+        self.runs += 1
+
+    def _wait(self, behind_all: bool) -> None:
+        """Enqueue nothing for a stream that is idle, nor for a run behind which the home's stream is anyway."""
+        home = torch.cuda.current_stream(self._home)
+        for device in self._others if behind_all else ():
+            stream = torch.cuda.current_stream(device)
             if not stream.query():
                 self._before[device].record(stream)
                 home.wait_event(self._before[device])
         for device in self._devices:
             last = _LAST.get(device)
-            if last is not None and (last[0] is not self or home is not self._caller):
+            if last is not None and (last[0] is not self or home.cuda_stream != self._caller):
                 home.wait_event(last[1])
 
-    def after(self) -> None:
-        """What callers enqueue next on any of the run's devices comes after the run (rule 9)."""
-        home = self._caller = current_stream(self._home)
+    def _follow(self) -> None:
+        """What callers enqueue next comes after the run."""
+        home = torch.cuda.current_stream(self._home)
         event = self._spare.pop()
         event.record(home)
+        self._caller, self._seen = home.cuda_stream, []
         for device in self._others:
-            current_stream(device).wait_event(event)
+            stream = torch.cuda.current_stream(device)
+            stream.wait_event(event)
+            self._seen.append((device, stream.cuda_stream, stream.query))
         for device in self._devices:
+            if device in _LAST:
+                _LAST[device][0]._newest = False
             _LAST[device] = (self, event)
+        self._newest = True
         self._done.append(event)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tilerelay.kernels.protocol import Control, Handover, Inbox, Outbox, Segment
+from tilerelay.kernels.relay import Relay
 from tilerelay.protocol.layout import RECORD_WORDS, Field, ProtocolLayout
 
 _TORCH = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
@@ -64,12 +65,17 @@ class Workspace:
         return bool(self._raised.any())
 
     def segment(
-        self, stage: int, in_edges: Sequence[int], out_edges: Sequence[int], bias: torch.Tensor | None
+        self,
+        stage: int,
+        in_edges: Sequence[int],
+        out_edges: Sequence[int],
+        bias: torch.Tensor | None,
+        relay: Relay | None = None,
     ) -> Segment:
         """What the kernel is handed of the protocol for a stage: one inbox to poll, an outbox for each reader."""
         inbox = self._inbox(in_edges[0]) if in_edges else self._no_inbox(stage)
         outboxes = tuple(self._outbox(edge) for edge in out_edges)
-        return Segment(self._control(stage), inbox, outboxes, bias, self._handover(stage))
+        return Segment(self._control(stage), inbox, outboxes, bias, self._handover(stage), relay)
 
     def _handover(self, stage: int) -> Handover | None:
         if self.layout.workload.stages[stage].walk is None:
