@@ -107,7 +107,7 @@ class Bench:
                     workload, self.weights, placement=pipelined([0, 1]), kernel=kernel, signalling=signalling
                 )
                 keep.append(pipe)
-                runs["pipelined", kernel, signalling] = pipe.capture(self.x[0][:m], behind_all=False).replay
+                runs["pipelined", kernel, signalling] = pipe.capture(self.x[0][:m], all_streams=False).replay
         # Launched from Python each time, since a captured wait value would be stale: what holding a stream back costs.
         for method, hold_back in (("eager", False), ("eager-held-back", True)):
             workload = dense_chain(m, [WIDTH] * 3, tile=DEFAULT_TILE["persistent"])

@@ -39,6 +39,7 @@ from tilerelay.trace.overhead_report import ORDERS, OWN_ORDER, PROTOCOLS, markdo
 DEVICES = (0, 1)
 SLICE_ROWS = 6  # tile rows in the slice
 TIMEOUT_S = 5.0
+SIGNALLING = "counter"  # of all pipelines here, also where their default would be another
 
 
 def ordered(workload: Workload, order: str) -> Workload:
@@ -66,7 +67,7 @@ class Measurement:
         self.weights = {d: [w.to(f"cuda:{d}") for w in weights] for d in DEVICES}
         self.out = {d: torch.empty(m, n, dtype=torch.bfloat16, device=f"cuda:{d}") for d in DEVICES}
         self.report: dict[str, Any] = {
-            "shape": [m, n, k], "commit": commit, "machine": facts(commit), "clock": {},
+            "shape": [m, n, k], "signalling": SIGNALLING, "commit": commit, "machine": facts(commit), "clock": {},
             "quantities": [], "alone": [], "resources": [], "pipelined": [], "tracing": [],
         }  # fmt: skip
 
@@ -125,8 +126,9 @@ class Measurement:
         placement = placement or pipelined(DEVICES)
         weights = [self.weights[placement.device_of(i)][i] for i in range(2)]
         with Pipeline(
-            self.workload(kernel, order), weights, placement=placement, kernel=kernel, trace=trace, timeout_s=TIMEOUT_S
-        ) as pipe:
+            self.workload(kernel, order), weights, placement=placement, signalling=SIGNALLING, kernel=kernel,
+            trace=trace, timeout_s=TIMEOUT_S,
+        ) as pipe:  # fmt: skip
             yield pipe
 
     def pipelined(self, kernel: str, order: str) -> Trace:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from tilerelay.baselines.cell import Cell
 from tilerelay.baselines.micro_batch import MicroBatchDirect
+from tilerelay.bench import one_process
 from tilerelay.bench.measure import Timed, measure_cell
 from tilerelay.bench.methods import PROCESS_SETS
 from tilerelay.bench.one_process import OneProcess
@@ -101,3 +104,21 @@ def test_a_baseline_that_leaves_rows_out_is_caught(monkeypatch: pytest.MonkeyPat
     assert records[MicroBatchDirect.name].status == "error"
     assert "wrong result: a row is off by nan" in str(records[MicroBatchDirect.name].reason)
     assert records["tp-nccl"].status == "ok"
+
+
+@pytest.mark.parametrize(("timing", "expected"), [("graph", ["hold", "start"]), ("eager", ["start"])])
+def test_a_graphs_launch_is_not_timed(timing: str, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    session: Any = OneProcess.__new__(OneProcess)
+    session.timing = timing
+    session._lanes = SimpleNamespace(synchronize=lambda: None, stream=lambda gpu: None)
+    session._sampler = SimpleNamespace(read=lambda: None)
+    session._stopwatch = SimpleNamespace(
+        rest=lambda: None,
+        hold=lambda: steps.append("hold"),
+        start=lambda launch: steps.append("start"),
+        wait_us=lambda: 1.0,
+    )
+    monkeypatch.setattr(one_process, "on", nullcontext)
+    assert session.time(SimpleNamespace(finish=lambda: None)) == Timed(1.0, None)
+    assert steps == expected

@@ -31,13 +31,13 @@ def test_the_output_can_be_read_at_once(placement: str, graph: bool) -> None:
             assert torch.equal(whole, expected[run % 2])
 
 
-@pytest.mark.parametrize("behind_all", [True, False])
-def test_a_replay_follows_what_is_under_way_on_other_devices(behind_all: bool) -> None:
+@pytest.mark.parametrize("all_streams", [True, False])
+def test_a_replay_follows_what_is_under_way_on_other_devices(all_streams: bool) -> None:
     """Input that comes late on the second device is waited for; without that (negative control) the old one is read."""
     pipe, x = make(dense_chain(1000, WIDTHS), sharded(WIDTHS[1:], [0, 1]))
     with pipe:
         given = on_every_device(pipe, x)
-        graph = pipe.capture(given, behind_all=behind_all)
+        graph = pipe.capture(given, all_streams=all_streams)
         fresh = [torch.randn_like(x)]
         fresh.append(fresh[0].to(given[1].device))
         expected = outputs_of(pipe, pipe.oracle(fresh[0])[-1])
@@ -50,7 +50,7 @@ def test_a_replay_follows_what_is_under_way_on_other_devices(behind_all: bool) -
         graph.replay()
         pipe.synchronize()
         right = all(torch.equal(y, want) for y, want in zip(pipe.outputs, expected, strict=True))
-        assert right == behind_all
+        assert right == all_streams
 
 
 def test_pipelines_that_share_devices_do_not_block_each_other() -> None:

@@ -172,8 +172,9 @@ def test_a_given_tile_order(placement: str) -> None:
     grids = [TileGrid(1000, 1024, 128, 256)] * 2
     backwards = list(range(grids[0].tiles))[::-1]
     workload = chain([Stage("first", grids[0], 512, order=backwards), Stage("last", grids[1], 1024)])
-    pipe, x = make(workload, Placement.parse(placement), signalling="queue")
+    pipe, x = make(workload, Placement.parse(placement))
     with pipe:
+        assert pipe.signalling == "queue"
         assert_run(pipe, x)
         ring = pipe._run.workspace.edge(0, "ring").cpu()
         groups = (ring & 0xFFFFFFFF).tolist()

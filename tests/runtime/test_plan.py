@@ -74,6 +74,17 @@ def test_who_gets_no_walk() -> None:
     assert walks(made) == [False] and np.array_equal(made.cut.workload.stages[0].order, own)
 
 
+def test_counters_unless_a_consumer_has_to_follow_its_producers_order() -> None:
+    whole = dense_chain(512, [512, 1024, 1024])
+    order = np.arange(whole.stages[0].grid.tiles)[::-1]
+    ordered = replace(whole, stages=(replace(whole.stages[0], order=order), whole.stages[1]))
+    assert plan(whole, pipelined([0, 1])).signalling == "counter"
+    assert plan(whole, sharded([1024, 1024], [0, 1])).signalling == "counter"
+    assert plan(ordered, pipelined([0, 1])).signalling == "queue"
+    assert plan(whole, pipelined([0, 1]), hold_back=True).signalling == "queue"
+    assert plan(ordered, pipelined([0, 1]), signalling="counter").signalling == "counter"
+
+
 def test_a_walk_of_the_callers_is_refused() -> None:
     """It would be for another grid, or for other parts."""
     stage = dense_chain(512, [4096, THIN]).stages[0]

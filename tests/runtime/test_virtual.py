@@ -87,11 +87,19 @@ def test_epochs_wrap(make: Make, first_epoch: int, signalling: str) -> None:
 @pytest.mark.parametrize("grouped", [True, False])
 def test_the_ring_wraps(make: Make, grouped: bool) -> None:
     """Three entries (or, by tiles, six) in a ring of four (eight): every run starts at another slot."""
-    pipeline = make(dense_chain(130, [64, 64, 128], tile=TILE, grouped=grouped))
+    pipeline = make(dense_chain(130, [64, 64, 128], tile=TILE, grouped=grouped), signalling="queue")
     check(pipeline, 5)
     ring = pipeline._run.workspace.edge(0, "ring")
     entries = 3 if grouped else 6
     assert (len(ring), pipeline._run.workspace.edge(0, "tail").item()) == (4 if grouped else 8, 5 * entries)
+
+
+def test_one_thread_at_a_time(make: Make) -> None:
+    workload = dense_chain(70, [40, 24, 72], tile=TILE)
+    pipeline, x = make(workload), x_of(workload, 0)
+    with pipeline._alone, pytest.raises(InvalidInput, match="another thread"):
+        pipeline(x)
+    pipeline(x)
 
 
 def test_two_stages_of_one_device_with_another_between(make: Make) -> None:

@@ -151,7 +151,8 @@ def report() -> dict[str, Any]:
     ends = {"latency_us": 1170.0, "producer_end_us": 1090.0, "consumer_begin_us": 60.0, "consumer_end_us": 1165.0}
     variant = {"kernel": "persistent", "registers": 168, "shared_bytes": 230_000, "spilled_bytes": 0}
     return {
-        "shape": [16384, 8192, 8192], "commit": "abc", "machine": {"gpu": "some GPU", "gpus": 2},
+        "shape": [16384, 8192, 8192], "signalling": "counter", "commit": "abc",
+        "machine": {"gpu": "some GPU", "gpus": 2},
         "clock": {"granularity_ns": 32, "error_ns": 1400.0}, "quantities": quantities, "alone": alone,
         "resources": [{**variant, "protocol": protocol} for protocol in ("none", "producer", "consumer")],
         "pipelined": [{"kernel": "persistent", "order": o, **ends} for o in ORDERS],

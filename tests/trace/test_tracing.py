@@ -100,7 +100,7 @@ def test_a_pipeline_that_was_not_run_has_no_trace(make: Any, signalling: str) ->
 
 
 def test_a_ring_of_another_run_is_noticed(make: Any) -> None:
-    pipe, x = make(CHAIN, trace=True)
+    pipe, x = make(CHAIN, trace=True, signalling="queue")
     pipe(x)
     assert sorted(tickets(pipe._run.workspace, 1).tolist()) == [0, 1, 2]
     pipe._run.workspace.stage(1, "epoch").add_(1)

@@ -120,7 +120,9 @@ class HybridLaunch:
     def add(self, pipeline: Any, x: torch.Tensor, timing: str) -> None:
         """The next group's pipeline; it is closed with the launch."""
         self._pipelines.append(pipeline)
-        self._replays.append(pipeline.capture(x, behind_all=False).replay if timing == "graph" else lambda: pipeline(x))
+        self._replays.append(
+            pipeline.capture(x, all_streams=False).replay if timing == "graph" else lambda: pipeline(x)
+        )
 
     def replay(self) -> None:
         self._lanes.run(self._body)

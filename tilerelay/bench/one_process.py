@@ -60,6 +60,8 @@ class OneProcess:
         self._lanes.synchronize()
         self._stopwatch.rest()
         with on(self._lanes.stream(0)):
+            if self.timing == "graph":
+                self._stopwatch.hold()
             self._stopwatch.start(launch)
         reading = self._sampler.read()  # while it runs
         us = self._stopwatch.wait_us()

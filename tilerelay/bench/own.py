@@ -121,7 +121,7 @@ class PipelineLaunch:
         self._pipeline = pipeline
         # As the baselines' graphs, it follows what is on the launching stream.
         self._run: Callable[[], object] = (
-            pipeline.capture(x, behind_all=False).replay if timing == "graph" else lambda: pipeline(x)
+            pipeline.capture(x, all_streams=False).replay if timing == "graph" else lambda: pipeline(x)
         )
 
     def replay(self) -> None:

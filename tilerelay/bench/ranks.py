@@ -72,6 +72,8 @@ class Ranks:
         self._stopwatch.rest()
         dist.barrier(group=self._control)
         with torch.cuda.stream(self._ops.stream):
+            if self.timing == "graph":
+                self._stopwatch.hold()
             self._ops.align()
             self._stopwatch.start(launch)
         reading = self._sampler.read()

@@ -61,10 +61,11 @@ class Chain:
 # Between runs, in both process sets: longer than either needs for its own work between them, so that GPUs are equally
 # cool, and clocks equally high, in both.
 REST_S = 0.02
+HOLD_CYCLES = 1_000_000  # half a millisecond of an H200: longer than a host with cold caches takes to launch a graph
 
 
 class Stopwatch:
-    """Two events around a launch on one stream, and a rest before it."""
+    """Two events around a launch on one stream, a rest before it, and a hold while the host enqueues it."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -75,6 +76,10 @@ class Stopwatch:
     def rest(self) -> None:
         """Wait until the last run's end is `REST_S` ago."""
         time.sleep(max(0.0, self._ended_at + REST_S - time.monotonic()))
+
+    def hold(self) -> None:
+        """Keep the stream, which must be the current one, busy until all that the host enqueues next is there."""
+        torch.cuda._sleep(HOLD_CYCLES)  # type: ignore[no-untyped-call]
 
     def start(self, launch: Launch) -> None:
         """The launch between two events. The stream must be the current one."""

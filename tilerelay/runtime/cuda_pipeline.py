@@ -212,11 +212,11 @@ class CudaPipeline:
 
         self._order.run(launch)
 
-    def capture(self, x: Sequence[torch.Tensor], *, behind_all: bool) -> CudaGraphRun:
+    def capture(self, x: Sequence[torch.Tensor], *, all_streams: bool) -> CudaGraphRun:
         """One CUDA graph over all devices that runs the pipeline on x's storage.
 
         Args:
-            behind_all: replays follow what is on the streams of all devices (see `RunOrder.run`).
+            all_streams: replays are ordered on the current streams of all devices (see `RunOrder.run`).
         """
         graph = torch.cuda.CUDAGraph()
         fork = cuda.Fork(self._fork.streams, self.homes[0])
@@ -225,7 +225,7 @@ class CudaPipeline:
         stream = torch.cuda.Stream(self.homes[0])  # torch's own capture stream may be on another device
         with torch.cuda.device(self.homes[0]), torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
             self._enqueue(x, fork, hold_back=False)
-        return CudaGraphRun(self, graph, x, fork, behind_all)
+        return CudaGraphRun(self, graph, x, fork, all_streams)
 
     def synchronize(self) -> None:
         """Wait for all runs."""
@@ -277,10 +277,10 @@ class CudaGraphRun:
         graph: torch.cuda.CUDAGraph,
         x: Sequence[torch.Tensor],
         fork: cuda.Fork,
-        behind_all: bool,
+        all_streams: bool,
     ) -> None:
         self._pipeline, self._graph, self._x, self._fork = pipeline, graph, x, fork
-        self.replay = partial(pipeline._order.run, graph.replay, behind_all)  # no function of its own: see there
+        self.replay = partial(pipeline._order.run, graph.replay, all_streams)  # no function of its own: see there
 
 
 def _synchronize(devices: Sequence[int]) -> None:

@@ -37,7 +37,7 @@ class Pipeline:
         biases: [N] for every stage of a workload made with `bias=True`; cut stages as for weights.
         placement: default: stage i on device i.
         signalling: "queue" (tiles in the order in which they become ready) or "counter" (each stage keeps its order);
-            default: queue, or counter where a stage is cut.
+            default: counter, or queue where a stage was given a tile order, or with `hold_back`, unless a stage is cut.
         replicate: of a last stage that is cut, keep the whole output on all its devices.
         kernel: "persistent" or "classical", one for all stages or one for each; default: persistent on GPUs,
             classical on virtual devices.
@@ -167,14 +167,14 @@ class Pipeline:
     def _result(self) -> torch.Tensor | list[torch.Tensor]:
         return self.outputs if len(self.outputs) > 1 and not self.replicate else self.y
 
-    def capture(self, x: torch.Tensor | Sequence[torch.Tensor], *, behind_all: bool = True) -> CapturedPipeline:
+    def capture(self, x: torch.Tensor | Sequence[torch.Tensor], *, all_streams: bool = True) -> CapturedPipeline:
         """Capture a run in one CUDA graph over all devices. It reads x's storage: refill x in place between replays.
 
         Args:
-            behind_all: a replay follows what you have enqueued on the current streams of all the pipeline's devices.
-                False: as with any CUDA graph, only of the device that it is launched on, the first stage's first; what
-                you do on the others before a replay (refill x, read y) you then order yourself. That saves the look
-                at their streams, 10 to 30 us after a rest.
+            all_streams: a replay comes after what you have enqueued on the current streams of all the pipeline's
+                devices, and before what you enqueue there next. False: as with any CUDA graph, it is ordered on the
+                stream that it is launched on, the current one of the first stage's (first) device; what you do on
+                other devices (refill x, read y) you order yourself. That saves 10 to 30 us after a rest.
 
         Raises:
             InvalidInput: virtual devices, or `hold_back` (a captured wait value is stale at the second replay).
@@ -184,7 +184,7 @@ class Pipeline:
             raise InvalidInput("a CUDA graph needs GPUs; on virtual devices call the pipeline")
         if self._plan.hold_back:
             raise InvalidInput("hold_back works in eager runs only; make a pipeline without it to capture")
-        return CapturedPipeline(self, self._run.capture(given, behind_all=behind_all))
+        return CapturedPipeline(self, self._run.capture(given, all_streams=all_streams))
 
     def synchronize(self) -> None:
         """Wait for all runs.

@@ -64,7 +64,9 @@ class Plan:
             raise InvalidInput(f"timeout_s={timeout_s}: a wait's deadline must be between 1e-6 and {LONGEST_WAIT_S} s")
         self.workload = workload
         self.placement = placement or pipelined(range(len(workload.stages)))
-        self.signalling = signalling or ("queue" if hold_back else "counter")
+        # A consumer keeps its own order, which is faster, where nothing asks for its producer's.
+        follows = hold_back or any(stage.order is not None for stage in workload.stages)
+        self.signalling = signalling or ("queue" if follows and self.placement.is_pipelined else "counter")
         kernel = kernel or ("persistent" if self.backend == "cuda" else "classical")
         self.kernels = [kernel] * len(workload.stages) if isinstance(kernel, str) else list(kernel)
         self.replicate, self.hold_back = replicate, hold_back

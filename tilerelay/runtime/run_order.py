@@ -49,34 +49,35 @@ class RunOrder:
         """The end of the newest run; None before the first."""
         return self._done[-1] if self._done else None
 
-    def run(self, launch: Callable[[], None], behind_all: bool = True) -> None:
-        """Launch a run behind the runs before it and behind what callers have enqueued on its devices, and what callers
-        enqueue next on any of them behind the run (rule 9).
+    def run(self, launch: Callable[[], None], all_streams: bool = True) -> None:
+        """Launch a run behind the runs before it and behind what callers have enqueued on the current streams of its
+        devices; what they enqueue there next comes after the run (rule 9).
 
         What comes before the launch counts as latency, and after a rest, with cold caches, every Python call takes
         microseconds, a look at another device's stream ten and more. So the usual case comes first, in one frame: all
         streams are those of the last run, the other devices' idle.
 
         Args:
-            behind_all: of what callers have enqueued; False: of what is on the first device's stream, no more.
+            all_streams: False: order it on the first device's stream alone.
         """
         if not self._spare:
             self._finish(self._done[0])
             self._spare.append(self._done.popleft())
         usual = self._newest and raw_stream(self._home) == self._caller
-        if behind_all:
+        if all_streams:
+            usual = usual and bool(self._seen or not self._others)
             for device, stream, idle in self._seen:
                 usual = usual and raw_stream(device) == stream and idle()
         if not usual:
-            self._wait(behind_all)
+            self._wait(self._others if all_streams else ())
         launch()
-        self._follow()
+        self._follow(self._others if all_streams else ())
         self.runs += 1
 
-    def _wait(self, behind_all: bool) -> None:
+    def _wait(self, others: Sequence[int]) -> None:
         """Enqueue nothing for a stream that is idle, nor for a run behind which the home's stream is anyway."""
         home = torch.cuda.current_stream(self._home)
-        for device in self._others if behind_all else ():
+        for device in others:
             stream = torch.cuda.current_stream(device)
             if not stream.query():
                 self._before[device].record(stream)
@@ -86,16 +87,17 @@ class RunOrder:
             if last is not None and (last[0] is not self or home.cuda_stream != self._caller):
                 home.wait_event(last[1])
 
-    def _follow(self) -> None:
+    def _follow(self, others: Sequence[int]) -> None:
         """What callers enqueue next comes after the run."""
         home = torch.cuda.current_stream(self._home)
         event = self._spare.pop()
         event.record(home)
-        self._caller, self._seen = home.cuda_stream, []
-        for device in self._others:
-            stream = torch.cuda.current_stream(device)
-            stream.wait_event(event)
-            self._seen.append((device, stream.cuda_stream, stream.query))
+        self._caller = home.cuda_stream
+        if others:
+            streams = [torch.cuda.current_stream(device) for device in others]
+            for stream in streams:
+                stream.wait_event(event)
+            self._seen = [(stream.device_index, stream.cuda_stream, stream.query) for stream in streams]
         for device in self._devices:
             if device in _LAST:
                 _LAST[device][0]._newest = False

@@ -46,10 +46,12 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{report['machine'].get('gpus')} x {report['machine'].get('gpu')}, bf16, commit {report['commit']}. "
         f"Medians over all tiles of a run, in brackets the 5th and 95th percentile, in microseconds. The devices' "
         f"clocks show {clock['granularity_ns']} ns and agree within {clock['error_ns'] / 1e3:.2f} us.",
-        "## T1 to T4\n\nPipelined placement on two GPUs, queue, the pipeline's own tile order.",
+        f"## T1 to T4\n\nPipelined placement on two GPUs, {report['signalling']} signalling, "
+        "the pipeline's own tile order.",
         _quantities(report["quantities"]),
         EXPLANATION.rstrip(),
-        "## Destination and producer order\n\nMedians, us. *alone*: nobody consumes; *pipelined*: with its consumer.",
+        "## Destination and producer order\n\nMedians, us. *alone*: nobody consumes, tiles are pushed into a queue; "
+        "*pipelined*: with its consumer.",
         _by_order(report["quantities"]),
         "## The same GEMM with and without the protocol\n\nOne GPU computes, alone; CUDA graphs, interleaved; us.",
         _alone(report["alone"]),
