@@ -41,7 +41,7 @@ class FakePipeline:
         self.workload, self.options, self.closed = workload, options, False
         FakePipeline.made.append(self)
 
-    def capture(self, x: Any) -> Any:
+    def capture(self, x: Any, *, all_streams: bool) -> Any:
         if len(FakePipeline.made) == 2:
             raise RuntimeError("no second capture")
         return self

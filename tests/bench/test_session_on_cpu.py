@@ -116,9 +116,10 @@ def test_a_graphs_launch_is_not_timed(timing: str, expected: list[str], monkeypa
     session._stopwatch = SimpleNamespace(
         rest=lambda: None,
         hold=lambda: steps.append("hold"),
-        start=lambda launch: steps.append("start"),
+        start=lambda launch: steps.append("start") or timing == "eager",
+        wait_for_start=lambda: steps.append("wait"),
         wait_us=lambda: 1.0,
     )
     monkeypatch.setattr(one_process, "on", nullcontext)
-    assert session.time(SimpleNamespace(finish=lambda: None)) == Timed(1.0, None)
-    assert steps == expected
+    assert session.time(SimpleNamespace(finish=lambda: None)) == Timed(1.0, None, timing == "eager")
+    assert steps == [*expected, "wait"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tilerelay.graph.workload import Stage
-from tilerelay.kernels.relay import BULK, RELAY, RELAY_EARLY
+from tilerelay.kernels.relay import BULK, RELAY, RELAY_BUT_LAST
 from tilerelay.runtime import cuda_pipeline
 
 
@@ -24,12 +24,12 @@ def _hopper_gpu() -> None:
         pytest.skip("needs a Hopper GPU")
 
 
-@pytest.fixture(params=["as chosen", "relay", "relay early"])
+@pytest.fixture(params=["as chosen", "relay", "relay but last"])
 def every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles get to other devices as the pipeline chooses, and by a relay wherever there can be one."""
     if request.param == "as chosen":
         return
-    way = {"relay": RELAY, "relay early": RELAY_EARLY}[request.param].value
+    way = {"relay": RELAY, "relay but last": RELAY_BUT_LAST}[request.param].value
 
     def forced(kind: str, stage: Stage, copies: int, sms: int, *, kept: bool, last: bool) -> int:
         return way if kind == "persistent" and kept and copies > 1 else BULK.value

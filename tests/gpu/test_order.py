@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -95,8 +96,9 @@ def test_a_pipeline_may_be_dropped_in_a_run() -> None:
         pipe(x)
     y = pipe.y
     expected = pipe.oracle(x)[-1].to(y.device)
+    gone = weakref.ref(pipe._run)
     del pipe
-    assert torch.equal(y, expected)
+    assert gone() is None and torch.equal(y, expected)
 
 
 def test_not_in_a_capture_of_ones_own() -> None:

@@ -174,7 +174,7 @@ class Program:
 
     @cached_property
     def _origins(self) -> dict[str, frozenset[str]]:
-        """Register -> pointer parameters that its value was computed from; `*p`: it was loaded through p."""
+        """Register -> pointer parameters that its value was computed from; `*p`: an address loaded through p."""
         origins: dict[str, frozenset[str]] = {}
         changed = True
         while changed:
@@ -198,6 +198,8 @@ class Program:
             if ".shared" in i.opcode:
                 return frozenset()
             prefix = "*" if i.guard or ".volatile" not in i.opcode else "volatile *"
+            if prefix == "*" and not i.opcode.endswith("64"):
+                return frozenset()  # no address
             names = self._of(i.address, origins)
             return frozenset(prefix + name for name in names if not name.startswith(("*", "volatile")))
         return self._of(",".join(i.parts[1:]), origins)

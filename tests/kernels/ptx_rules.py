@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import is_
 
 from tests.kernels.ptx import Instruction, Program, Test
 from tilerelay.kernels.entry import UNSPECIALISED
 from tilerelay.kernels.protocol import COUNT, ORDER, PUSH, SILENT, Control, Handover, Hooks, Inbox, Outbox
+from tilerelay.kernels.relay import BULK, RELAY, Relay
 
 _ACCESSES = ("ld.", "st.", "atom.", "red.")
 _DESCRIPTOR = ("", ".rows", ".cols", ".row_stride", ".col_stride")
+
+
+def stored_in_bulk(hooks: Hooks) -> int:
+    """Copies of a segment's output that bulk stores write: these have descriptors."""
+    return 1 if hooks.way == RELAY.value else hooks.copies
 
 
 def parameter_names(
@@ -22,7 +30,7 @@ def parameter_names(
     """
 
     def descriptors(s: int, hooks: Hooks) -> Iterator[str]:
-        for tensor in ("a", "b", *(f"c{copy}" for copy in range(hooks.copies))):
+        for tensor in ("a", "b", *(f"c{copy}" for copy in range(stored_in_bulk(hooks)))):
             yield from (f"{s}.{tensor}{part}" for part in _DESCRIPTOR)
 
     def words(s: int, hooks: Hooks) -> Iterator[str]:
@@ -32,6 +40,7 @@ def parameter_names(
             yield from (f"{s}.outbox{reader}.{name}" for name in Outbox._fields)
         yield from [f"{s}.bias"] if bias else []
         yield from (f"{s}.handover.{name}" for name in Handover._fields if s in shared)
+        yield from (f"{s}.relay.{name}" for name in Relay._fields if hooks.way != BULK.value)
 
     numbered = list(enumerate(segments))
     names = [name for make in (descriptors, words) for s, hooks in numbered for name in make(s, hooks)]
@@ -83,8 +92,8 @@ class _Rules:
         return [
             f"{line} (segment {self.segment})"
             for rule in (
-                self.stores_complete, self.publishing, self.waiting, self.memory_words, self.bounded_waits,
-                self.normal_exit, self.sums,
+                self.stores_complete, self.relaying, self.publishing, self.waiting, self.memory_words,
+                self.bounded_waits, self.normal_exit, self.sums,
             )
             for line in rule()
         ]  # fmt: skip
@@ -144,20 +153,43 @@ class _Rules:
         read = self.access("inbox.ring", "inbox.scoreboard")
         return lambda i: read(i) and not i.opcode.startswith("ld.volatile")
 
-    def _paths(self, rule: str, what: str, start: Test, sequence: list[Test], end: Test) -> list[str]:
+    def _paths(self, rule: str, what: str, start: Test, sequence: Sequence[Test], end: Test) -> list[str]:
         return [
             f"{rule}: {what}: `{first}` reaches `{last}` after {done} of {len(sequence)} steps"
             for first, last, done in self.program.unordered(start, sequence, end)
         ]
 
     def stores_complete(self) -> list[str]:
-        """Rule 1: every copy is stored, and a full wait is between each of these bulk stores and the next publish."""
+        """Rule 1: every copy in bulk is stored, and a full wait is between these bulk stores and the next publish."""
         stores = Counter(self.program.memory(i) for i in self.program.where(self.bulk_store))
-        copies = [stores[f"{self.segment}.c{copy}"] for copy in range(self.hooks.copies)]
+        copies = [stores[f"{self.segment}.c{copy}"] for copy in range(stored_in_bulk(self.hooks))]
         found = [] if min(copies) == max(copies) > 0 else [f"rule 1: its copies are stored {copies} times"]
         if self.signal != SILENT.value:
             what = "published before its store is complete"
             found += self._paths("rule 1", what, self.bulk_store, [self.full_wait], self.publish)
+        return found
+
+    def relaying(self) -> list[str]:
+        """Rules 1 to 3 in a relay: full wait, barrier, loads past L1, a store to each peer; then barrier and fence."""
+        program, publish, peers = self.program, self.publish, self.hooks.copies - 1
+        past_l1: Test = lambda i: "cg" in i.opcode.split(".")
+        if self.hooks.way == BULK.value:
+            own: Test = lambda i: past_l1(i) and program.memory(i).startswith(f"{self.segment}.")
+            peer: Test = lambda i: i.opcode.startswith("st.") and program.memory(i).startswith(f"*{self.segment}.")
+            return [f"rule 1: `{i}` where nothing is relayed" for what in (own, peer) for i in program.where(what)]
+        load, store = self.access("relay.own", opcode="ld."), self.access("relay.peers", opcode="st.", loaded=True)
+        loads, stores = program.where(load), program.where(store)
+        found = [f"rule 1: `{i}` may find what L1 held before" for i in loads if not past_l1(i)]
+        if not loads or len(stores) != len(loads) * peers:
+            found.append(f"rule 1: {len(loads)} loads are stored {len(stores)} times to {peers} peers")
+        for part in program.where(self.access(f"c{stored_in_bulk(self.hooks) - 1}", opcode="cp.async.bulk.tensor")):
+            early = program.reached(program.roles, stop=partial(is_, part))
+            found += [f"rule 1: `{i}` comes before `{part}`" for i in loads if i.index in early]
+        ordering = [self.full_wait, self.barrier, self.system_fence]
+        found += self._paths("rule 1", "relayed before its store is complete", self.bulk_store, ordering[:1], load)
+        found += self._paths("rule 2", "no barrier before the relay's loads", self.bulk_store, ordering[:2], load)
+        found += self._paths("rule 2", "no barrier after the relay's stores", store, ordering[1:2], publish)
+        found += self._paths("rule 3", "no fence after the relay's stores", store, ordering[1:], publish)
         return found
 
     def publishing(self) -> list[str]:

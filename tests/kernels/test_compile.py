@@ -18,13 +18,14 @@ from tilerelay.errors import InvalidInput, UnsupportedMachine
 from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.cut import cut
 from tilerelay.graph.placement import Placement, pipelined, sharded
+from tilerelay.kernels import call
 from tilerelay.kernels import compile as compiler
-from tilerelay.kernels.call import gemm_call
-from tilerelay.kernels.config import KernelConfig, configure
+from tilerelay.kernels.config import configure
 from tilerelay.kernels.entry import UNSPECIALISED
 from tilerelay.kernels.protocol import LOAD_ROLE, MATH_ROLE, WAITING_ROLES, Hooks
+from tilerelay.kernels.relay import BULK
 from tilerelay.protocol.layout import RECORD_WORDS, WARPGROUPS, ProtocolLayout
-from tilerelay.runtime.launch import Launch, make_piece
+from tilerelay.runtime.launch import Launch, make_piece, relay_of, way_of
 from tilerelay.runtime.tensors import OutputPlan
 from tilerelay.runtime.workspace import Workspace
 
@@ -33,9 +34,18 @@ Call = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
 
 
 def launched(
-    kind: str, parts: tuple[int, ...], signalling: str, placement: Placement | None = None, replicate: bool = False
+    kind: str,
+    parts: tuple[int, ...],
+    signalling: str,
+    placement: Placement | None = None,
+    replicate: bool = False,
+    sms: int = 132,
 ) -> Call:
-    """What the runtime hands to Triton for parts of a chain of three that one kernel walks over."""
+    """What the runtime hands to Triton for parts of a chain of three that one kernel walks over.
+
+    Args:
+        sms: 132 compute a part's tiles in one wave; 1 in several, which may be relayed.
+    """
     placed = cut(dense_chain(300, WIDTHS, tile=TILE), placement or pipelined([0, 1, 2]))
     layout = ProtocolLayout(placed.workload, placed.placement, signalling)
     buffers = {device: torch.from_numpy(np.zeros(layout.size(device), dtype=np.uint8)) for device in layout.devices}
@@ -49,7 +59,10 @@ def launched(
     for i in parts:
         place, weight = plan.source(i), torch.empty(stages[i].grid.n, stages[i].k, dtype=torch.bfloat16)
         source = x if place is None else tensors[place]
-        pieces.append(make_piece(workspace, i, source, weight, plan.copies(i, tensors), None))
+        copies, last = plan.copies(i, tensors), not layout.out_edges(i)
+        way = way_of(kind, stages[i], len(copies), sms, kept=True, last=last)
+        relay = relay_of(copies) if way != BULK.value else None
+        pieces.append(make_piece(workspace, i, source, weight, copies, None, way=way, relay=relay))
     launch = Launch(configure(kind, TILE), pieces, workspace, grid=1, timeout_us=10**7)
     return launch._kernel, launch._arguments, launch._options
 
@@ -71,37 +84,42 @@ def test_what_is_compiled_is_what_is_launched(kind: str, stage: int, signalling:
 
 
 @pytest.mark.parametrize(
-    ("devices", "replicate", "segments"),
+    ("devices", "replicate", "sms", "ways"),
     [
-        (2, False, (hooks("order", "count", readers=2, copies=2), hooks("counter", "count", readers=2, copies=2),
-                    hooks("counter", "silent"))),
-        (3, True, (hooks("order", "count", readers=3, copies=3), hooks("counter", "count", readers=3, copies=3),
-                   hooks("counter", "silent", copies=3))),
+        (2, False, 132, ("bulk", "bulk", "bulk")),
+        (3, True, 132, ("bulk", "bulk", "bulk")),
+        (2, False, 1, ("relay", "relay", "bulk")),
+        (3, True, 1, ("relay", "relay", "relay but last")),
     ],
-)  # fmt: skip
+)
 def test_the_segments_that_are_compiled_are_launched(
-    devices: int, replicate: bool, segments: tuple[Hooks, ...]
+    devices: int, replicate: bool, sms: int, ways: tuple[str, str, str]
 ) -> None:
     """All devices launch the same variant, with counters apart."""
     placement = sharded(WIDTHS[1:], range(devices))
+    segments = [
+        hooks("order", "count", readers=devices, copies=devices, way=ways[0]),
+        hooks("counter", "count", readers=devices, copies=devices, way=ways[1]),
+        hooks("counter", "silent", copies=devices if replicate else 1, way=ways[2]),
+    ]
     for device in range(devices):
         parts = tuple(range(device, 3 * devices, devices))
-        call = launched("persistent", parts, "counter", placement, replicate)
-        assert compiler.compile_call(*call).ptx == compiled("persistent", *segments, stride=32).ptx
+        launch = launched("persistent", parts, "counter", placement, replicate, sms)
+        assert compiler.compile_call(*launch).ptx == compiled("persistent", *segments, stride=32).ptx
 
 
 CALLS = [
-    *((kind, (1,), "queue", None) for kind in KERNELS),
-    ("persistent", (0, 2, 4), "counter", sharded(WIDTHS[1:], [0, 1])),
+    *((kind, (1,), "queue", None, 132) for kind in KERNELS),
+    *(("persistent", (0, 2, 4), "counter", sharded(WIDTHS[1:], [0, 1]), sms) for sms in (132, 1)),
 ]
 
 
-@pytest.mark.parametrize(("kind", "parts", "signalling", "placement"), CALLS)
+@pytest.mark.parametrize(("kind", "parts", "signalling", "placement", "sms"), CALLS)
 def test_integers_make_no_variants(
-    kind: str, parts: tuple[int, ...], signalling: str, placement: Placement | None
+    kind: str, parts: tuple[int, ...], signalling: str, placement: Placement | None, sms: int
 ) -> None:
     """There are two; the stages' own are in memory, so that other shapes of them make no variants either."""
-    kernel, args, kwargs = launched(kind, parts, signalling, placement)
+    kernel, args, kwargs = launched(kind, parts, signalling, placement, sms=sms)
     assert [p.name for p in kernel.params if p.do_not_specialize] == UNSPECIALISED == ["words", "timeout_us"]
     values = [(n, m) for n in (0, 1, 2, 16, 17, 2**31 - 1) for m in (1, 16, 10**7)]
     variants = [compiler.specialise(kernel, (*args[:-2], *value), kwargs) for value in values]
@@ -118,11 +136,11 @@ def test_every_role_that_may_wait_claims_the_abort_word_with_a_number_of_its_own
     assert max(configure("persistent", (m, n)).warpgroups for m, n in TILES) == WARPGROUPS
 
 
-@pytest.mark.parametrize(("kind", "parts", "signalling", "placement"), CALLS)
+@pytest.mark.parametrize(("kind", "parts", "signalling", "placement", "sms"), CALLS)
 def test_all_pointers_are_known_to_be_aligned(
-    kind: str, parts: tuple[int, ...], signalling: str, placement: Placement | None
+    kind: str, parts: tuple[int, ...], signalling: str, placement: Placement | None, sms: int
 ) -> None:
-    kernel, args, kwargs = launched(kind, parts, signalling, placement)
+    kernel, args, kwargs = launched(kind, parts, signalling, placement, sms=sms)
 
     def pointers(value: Any) -> int:
         return sum(map(pointers, value)) if isinstance(value, tuple) else isinstance(value, torch.Tensor)
@@ -143,12 +161,13 @@ def plain(ptx: str) -> str:
         *((kind, (hooks(*names),)) for kind in KERNELS for names in (("order", "silent"), ("queue", "push"))),
         ("classical", (hooks("counter", "count", readers=2, copies=2),)),
         ("persistent", SEVERAL["three stages"]),
+        ("persistent", SEVERAL["a relayed whole output on both"]),
     ],
 )
 def test_without_timestamps_the_code_is_that_of_kernels_that_have_none(
     kind: str, segments: tuple[Hooks, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = f"unstamped_{kind}_{segments[0].source}_{len(segments)}_{segments[0].copies}"
+    package = f"unstamped_{kind}_{segments[0].source}_{len(segments)}_{segments[0].copies}_{segments[0].way}"
     (tmp_path / package).mkdir()
     stamped, names = ("protocol", "gemm_classical", "gemm_persistent"), "protocol|gemm_classical|gemm_persistent"
     for name in (*stamped, "entry"):
@@ -158,12 +177,7 @@ def test_without_timestamps_the_code_is_that_of_kernels_that_have_none(
         text = re.sub(rf"tilerelay\.kernels(\.(?:{names})\b| import gemm_classical)", rf"{package}\1", text)
         (tmp_path / package / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    entry = importlib.import_module(f"{package}.entry").entry
-
-    def unstamped(config: KernelConfig, pieces: Any, **rest: Any) -> Call:
-        return (entry(config.kind, tuple(len(p.copies) for p in pieces)), *gemm_call(config, pieces, **rest)[1:])
-
-    monkeypatch.setattr(compiler, "gemm_call", unstamped)
+    monkeypatch.setattr(call, "entry", importlib.import_module(f"{package}.entry").entry)
     code = compiler.compile_gemm(configure(kind, TILE), segments)
     assert f"{package}/gemm_{kind}.py" in code.ptx
     assert plain(code.ptx) == plain(compiled(kind, *segments).ptx)

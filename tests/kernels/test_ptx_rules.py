@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from tests.kernels.ptx import Instruction, Program
-from tests.kernels.ptx_rules import broken_rules, parameter_names, split_barriers
-from tests.kernels.variants import KERNELS, SEVERAL, STORES, compiled, hooks
+from tests.kernels.ptx_rules import broken_rules, parameter_names, split_barriers, stored_in_bulk
+from tests.kernels.variants import KERNELS, LOADS, SEVERAL, STORES, WAYS, compiled, hooks
 from tilerelay.kernels.protocol import ORDER, SILENT, Hooks
+from tilerelay.kernels.relay import BULK
 
 FENCE = r"fence\.acq_rel\.sys;"
 PROXY_FENCE = r"fence\.proxy\.async;"
@@ -26,6 +27,7 @@ AROUND = r"{ @%p1 bra around; \1 around: mov.u32 %r1, %r1; }"
 FULL_WAIT = r"cp\.async\.bulk\.wait_group 0;"
 NOTHING = "mov.u32 %r1, %r1;"
 BARRIER = r"bar\.(?:warp\.)?sync\s+-?\d+;"
+BULK_STORE = r"@%p\d+ cp\.async\.bulk\.tensor\.[\w.:]*global\.shared::cta[^;]*;"
 # (change, signal of the kernel, what is searched, what it becomes, rule that must notice)
 MUTATIONS = [
     ("the full wait becomes a read-only one", "push", FULL_WAIT, "cp.async.bulk.wait_group.read 0;", "rule 1"),
@@ -106,22 +108,24 @@ def test_another_variant_is_noticed(kind: str, source: str, signal: str, taken_f
 
 # Several segments and copies: a mistake in any one of them
 
+MISTAKEN = ["a whole output on both", "three stages", "a relayed whole output on both", "three stages, relayed"]
 
-@pytest.mark.parametrize("segments", [SEVERAL["a whole output on both"], SEVERAL["three stages"]], ids=["two", "three"])
+
+def published(segment: Hooks) -> bool:
+    return bool(segment.signal != SILENT.value)
+
+
+@pytest.mark.parametrize("segments", [SEVERAL[name] for name in MISTAKEN], ids=MISTAKEN)
 @pytest.mark.parametrize(
     ("pattern", "becomes", "rule", "places"),
     [
-        (FENCE, "", "rule 3", lambda h: h.signal != SILENT.value),
-        (FENCE, r"\g<0> \g<0>", "rule 3", lambda h: h.signal != SILENT.value),
-        (FULL_WAIT, "", "rule 1", lambda h: h.signal != SILENT.value),
+        (FENCE, "", "rule 3", published),
+        (FENCE, r"\g<0> \g<0>", "rule 3", published),
+        # The wait of a relay serves for publishing, too.
+        (FULL_WAIT, "", "rule 1", lambda h: published(h) or h.way != BULK.value),
         (PROXY_FENCE, "", "rule 4", lambda h: h.source != ORDER.value),
         (COUNT, "atom.global.gpu.relaxed.add", "rule 3", lambda h: h.readers),
-        (
-            r"cp\.async\.bulk\.tensor\.[\w.:]*global\.shared::cta[^;]*;",
-            NOTHING,
-            "rule 1",
-            lambda h: STORES * h.copies * (h.copies > 1),
-        ),
+        (BULK_STORE, NOTHING, "rule 1", lambda h: STORES * stored_in_bulk(h) * (stored_in_bulk(h) > 1)),
     ],
     ids=["no fence", "two fences", "no full wait", "no proxy fence", "a count for this device", "a part of a copy"],
 )
@@ -130,13 +134,88 @@ def test_a_mistake_in_any_one_place_is_noticed(
 ) -> None:
     """As many places matter as the segments' tiles, readers, or parts of copies (an instruction each) have.
 
-    The others are not on a tile's way; and a part of a copy is missed where another copy has it.
+    The others are not on a tile's way; and a part of a copy is missed where another copy in bulk has it.
     """
     ptx = compiled("persistent", *segments, stride=32).ptx
     changes = [ptx[: m.start()] + m.expand(becomes) + ptx[m.end() :] for m in re.finditer(pattern, ptx)]
     noticed = sum(rule in broken(changed, "persistent", *segments) for changed in changes)
     assert noticed == sum(map(places, segments))
 
+
+# Relays
+
+
+def once(_: Hooks) -> int:
+    return 1
+
+
+TO_PEER = r"@%p\d+ st\.global\.b64 [^;]*;"
+PAST_L1 = r"ld\.global\.cg\."
+# From a tile's last bulk store to its first load; from its last store to a peer to the fence; and all of its relay.
+BEFORE = rf"{BULK_STORE}(?:(?!{BULK_STORE}).)*?{PAST_L1}"
+AFTER = rf"{TO_PEER}(?:(?!{TO_PEER}).)*?{FENCE}"
+WHOLE = rf"{BULK_STORE}(?:(?!{BULK_STORE}).)*{TO_PEER}.*?{BARRIER}"
+TO_FENCE = rf"{WHOLE}.*?{FENCE}"
+WAIT_BARRIER = rf"{FULL_WAIT}.*?{BARRIER}"
+# (change, where, what is searched there, what it becomes, rule that must notice, how often in a relayed segment)
+RELAY_MUTATIONS = [
+    ("no full wait", BEFORE, FULL_WAIT, "", "rule 1", once),
+    ("a read-only wait", BEFORE, FULL_WAIT, "cp.async.bulk.wait_group.read 0;", "rule 1", once),
+    ("a branch around the full wait", BEFORE, f"({FULL_WAIT})", AROUND, "rule 1", once),
+    ("a part that is stored late", WHOLE, rf"\A({BULK_STORE})(.*)", r"\2 \1", "rule 1", once),
+    ("a load that L1 may answer", PAST_L1, PAST_L1, "ld.global.", "rule 1", lambda h: LOADS),
+    ("a part that a peer misses", TO_PEER, TO_PEER, NOTHING, "rule 1", lambda h: LOADS * (h.copies - 1)),
+    ("no barrier before the loads", BEFORE, rf"({FULL_WAIT}.*?){BARRIER}", r"\1", "rule 2", once),
+    ("the barrier before the wait", BEFORE, rf"({FULL_WAIT}.*?)({BARRIER})", r"\2 \1", "rule 2", once),
+    ("no barrier after the stores", AFTER, BARRIER, "", "rule 2", published),
+    ("no fence", AFTER, FENCE, "", "rule 3", published),
+    ("a fence of the device", AFTER, FENCE, "fence.acq_rel.gpu;", "rule 3", published),
+    ("the fence before the loads", TO_FENCE, rf"({WAIT_BARRIER})(.*)({FENCE})", r"\1 \3 \2", "rule 3", published),
+]  # fmt: skip
+RELAYED = [name for name in SEVERAL if "relayed" in name]
+
+
+@pytest.mark.parametrize("segments", [SEVERAL[name] for name in RELAYED], ids=RELAYED)
+@pytest.mark.parametrize(
+    ("change", "where", "pattern", "becomes", "rule", "places"), RELAY_MUTATIONS, ids=[m[0] for m in RELAY_MUTATIONS]
+)
+def test_a_mistake_in_any_one_relay_is_noticed(
+    segments: tuple[Hooks, ...],
+    change: str,
+    where: str,
+    pattern: str,
+    becomes: str,
+    rule: str,
+    places: Callable[[Hooks], int],
+) -> None:
+    ptx = compiled("persistent", *segments, stride=32).ptx
+    noticed = 0
+    for m in re.finditer(where, ptx, flags=re.DOTALL):
+        changed, count = re.subn(pattern, becomes, m[0], flags=re.DOTALL)
+        assert count, f"nothing to change for {change!r}"
+        noticed += rule in broken(ptx[: m.start()] + changed + ptx[m.end() :], "persistent", *segments)
+    assert noticed == sum(places(h) for h in segments if h.way != BULK.value)
+
+
+@pytest.mark.parametrize("access", ["ld.global.cg.b32 %r1, [%rd9001];", "st.global.b32 [%rd9002], %r1;"])
+def test_a_relay_where_none_should_be_is_noticed(access: str) -> None:
+    segment = hooks("order", "count", readers=2, copies=2)
+    ptx = compiled("persistent", segment).ptx
+    addresses = "ld.param.b64 %rd9001, [any<control.abort_words>; ld.global.b64 %rd9002, [%rd9001];"
+    codes = [addressed(code, segment) for code in (addresses, addresses + access)]
+    changes = [re.sub(f"({FULL_WAIT})", rf"\1 {code}", ptx) for code in codes]
+    assert [broken(changed, "persistent", segment) for changed in changes] == [set(), {"rule 1"}]
+
+
+@pytest.mark.parametrize("taken_for", WAYS)
+@pytest.mark.parametrize("way", WAYS)
+def test_another_way_of_the_tiles_is_noticed(way: str, taken_for: str) -> None:
+    actual, taken = (hooks("order", "count", readers=2, copies=2, way=name) for name in (way, taken_for))
+    wrong = {"rule 6"} if way != taken_for else set()
+    assert broken(compiled("persistent", actual).ptx, "persistent", taken) == wrong, "parameters differ in number"
+
+
+# Sums that two CTAs share
 
 OF_A_WARPGROUP = r"bar\.sync\s+\d+, 128;"
 GIVE = r"atom\.global\.gpu\.release\.exch"
@@ -178,17 +257,22 @@ def test_a_mistake_in_handing_a_sum_over_is_noticed(pattern: str, becomes: str, 
     assert rule in broken(changed, "persistent", segment, shared=(0,))
 
 
-@pytest.mark.parametrize("name", ["epoch", "numbers", "abort", "record"])
+@pytest.mark.parametrize(
+    "name", ["control.epoch", "control.numbers", "control.abort", "control.record", "relay.own", "relay.peers"]
+)
 @pytest.mark.parametrize("segment", [0, 1])
 def test_a_segment_that_looks_at_anothers_words_is_noticed(segment: int, name: str) -> None:
-    segments = SEVERAL["a whole output on both"]
+    segments = SEVERAL["a relayed whole output on both"]
     ptx = compiled("persistent", *segments, stride=32).ptx
-    own, other = (addressed(f"<control.{name}>", *segments, segment=s) for s in (segment, 1 - segment))
+    own, other = (addressed(f"<{name}>", *segments, segment=s) for s in (segment, 1 - segment))
     changed = ptx.replace(own, other)
     if changed == ptx:
-        assert segment == 0 and name == "record", "the first segment waits for nothing"
+        assert segment == 0 and name == "control.record", "the first segment waits for nothing"
     else:
-        assert broken(changed, "persistent", *segments) & {"rule 6", "rule 7"}
+        assert broken(changed, "persistent", *segments) & {
+            "rule 1" if name.startswith("relay.") else "rule 6",
+            "rule 7",
+        }
 
 
 @pytest.mark.parametrize("lone", ["ld.volatile.global.b32 %r1, [%rd1];", "mov.u64 %r1, %globaltimer;"])
@@ -252,11 +336,12 @@ def test_addresses_are_traced_to_the_parameter_that_they_come_from() -> None:
     code = program(
         "ld.param.b64 %rd1, [kernel_param_0]; mad.wide.s32 %rd2, %r1, 4, %rd1; ld.global.b64 { %rd3 }, [ %rd2 + 0 ];"
         "add.s64 %rd4, %rd3, 8; ld.volatile.global.b32 { %r2 }, [%rd2]; setp.eq.b32 %p1, %r2, 0;"
-        "st.global.b32 [ %rd4 + 0 ], { %r2 }; ret;"
+        "st.global.b32 [ %rd4 + 0 ], { %r2 }; ld.global.b32 { %r3 }, [%rd2]; ret;"
     )
     load, store = code.instructions[2], code.instructions[6]
     assert (code.memory(load), code.memory(store)) == ("memory", "*memory")
     assert code.origins("%p1") == {"volatile *memory"}
+    assert not code.origins("%r3"), "32 bits are no address"
 
 
 def test_operands_are_split_outside_brackets() -> None:

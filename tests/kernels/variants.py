@@ -7,25 +7,35 @@ from functools import cache
 from tilerelay.kernels.compile import CompiledGemm, compile_gemm
 from tilerelay.kernels.config import KERNELS, configure
 from tilerelay.kernels.protocol import COUNT, COUNTER, ORDER, PUSH, QUEUE, SILENT, Hooks
+from tilerelay.kernels.relay import AT_ONCE, BULK, RELAY, RELAY_BUT_LAST, WORD
 
 SOURCES = {"order": ORDER.value, "queue": QUEUE.value, "counter": COUNTER.value}
 SIGNALS = {"silent": SILENT.value, "push": PUSH.value, "count": COUNT.value}
+WAYS = {"bulk": BULK.value, "relay": RELAY.value, "relay but last": RELAY_BUT_LAST.value}
 
 # (signal, entries name groups); only pushes know entries.
 ANNOUNCEMENTS = [("silent", True), ("push", True), ("push", False), ("count", True)]
 TILES = [(m, n) for m in (64, 128, 256) for n in (32, 64, 128, 256) if m * n <= 128 * 256]
 TILE = (128, 256)
 
-__all__ = ["ANNOUNCEMENTS", "KERNELS", "SEVERAL", "SIGNALS", "SOURCES", "STORES", "TILE", "TILES", "compiled", "hooks"]
+__all__ = [
+    "ANNOUNCEMENTS", "KERNELS", "LOADS", "SEVERAL", "SIGNALS", "SOURCES", "STORES", "TILE", "TILES", "WAYS",
+    "compiled", "hooks",
+]  # fmt: skip
 
 
-def hooks(source: str, signal: str, *, group_entries: bool = True, readers: int = 1, copies: int = 1) -> Hooks:
+def hooks(
+    source: str, signal: str, *, group_entries: bool = True, readers: int = 1, copies: int = 1, way: str = "bulk"
+) -> Hooks:
     """A segment's hooks, by the words' names; a silent one has no readers."""
-    return Hooks(SOURCES[source], SIGNALS[signal], group_entries, 0 if signal == "silent" else readers, copies)
+    readers = 0 if signal == "silent" else readers
+    return Hooks(SOURCES[source], SIGNALS[signal], group_entries, readers, copies, WAYS[way])
 
 
 # The instructions that store a tile in one place: each takes a swizzled row of 128 bytes of a warpgroup's rows.
 STORES = TILE[1] // 64 * configure("persistent", TILE).warpgroups
+# And those that load what a warp relays at once, to be stored to each peer: whatever the tile, a word for each lane.
+LOADS = AT_ONCE.value // (32 * 2 * WORD.value)
 
 # Segments of one persistent kernel: what cut stages on two, three and four devices give.
 SEVERAL = {
@@ -37,6 +47,23 @@ SEVERAL = {
         hooks("counter", "silent"),
     ),
     "four copies": (hooks("order", "count", readers=4, copies=4), hooks("counter", "silent", copies=4)),
+    "a relayed cut output": (
+        hooks("order", "count", readers=2, copies=2, way="relay"),
+        hooks("counter", "silent"),
+    ),
+    "a relayed whole output on both": (
+        hooks("order", "count", readers=2, copies=2, way="relay"),
+        hooks("counter", "silent", copies=2, way="relay but last"),
+    ),
+    "three stages, relayed": (
+        hooks("order", "count", readers=3, copies=3, way="relay"),
+        hooks("counter", "count", readers=3, copies=3, way="relay"),
+        hooks("counter", "silent"),
+    ),
+    "four copies, relayed": (
+        hooks("order", "count", readers=4, copies=4, way="relay"),
+        hooks("counter", "silent", copies=4, way="relay but last"),
+    ),
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tilerelay.graph.tiling import TileGrid
 from tilerelay.graph.workload import Stage, with_walk
-from tilerelay.kernels.relay import BULK, RELAY, RELAY_EARLY
+from tilerelay.kernels.relay import BULK, RELAY, RELAY_BUT_LAST
 from tilerelay.runtime.launch import balanced_grid, relay_of, way_of
 
 STAGE = Stage("layer", TileGrid(3584, 4096, 128, 256), k=8192)
@@ -34,7 +34,15 @@ def test_a_short_segment_is_not_stretched_for_a_long_one() -> None:
 
 def way(**changes: Any) -> int:
     """Of a stage whose tiles are relayed, but for the changes."""
-    usual: dict[str, Any] = {"kind": "persistent", "stage": STAGE, "copies": 2, "sms": 132, "kept": True, "last": False}
+    usual: dict[str, Any] = {
+        "kind": "persistent",
+        "stage": STAGE,
+        "copies": 2,
+        "sms": 132,
+        "kept": True,
+        "last": False,
+        "read_later": True,
+    }
     return way_of(**(usual | changes))
 
 
@@ -42,7 +50,7 @@ def way(**changes: Any) -> int:
 @pytest.mark.parametrize("sms", [1, 132, STAGE.grid.tiles - 1])
 def test_tiles_of_several_waves_are_relayed(copies: int, sms: int) -> None:
     assert way(copies=copies, sms=sms) == RELAY.value
-    assert way(copies=copies, sms=sms, last=True) == RELAY_EARLY.value
+    assert way(copies=copies, sms=sms, last=True) == RELAY_BUT_LAST.value
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -59,6 +67,11 @@ def test_tiles_of_several_waves_are_relayed(copies: int, sms: int) -> None:
 )
 def test_all_other_tiles_are_stored_in_bulk(change: dict[str, Any], last: bool) -> None:
     assert way(**change, last=last) == BULK.value
+
+
+def test_what_is_read_while_it_is_made_is_stored_in_bulk() -> None:
+    assert way(read_later=False) == BULK.value
+    assert way(read_later=False, last=True) == RELAY_BUT_LAST.value
 
 
 def test_a_relay_goes_from_the_last_copy_to_all_others() -> None:

@@ -83,6 +83,8 @@ def test_counters_unless_a_consumer_has_to_follow_its_producers_order() -> None:
     assert plan(ordered, pipelined([0, 1])).signalling == "queue"
     assert plan(whole, pipelined([0, 1]), hold_back=True).signalling == "queue"
     assert plan(ordered, pipelined([0, 1]), signalling="counter").signalling == "counter"
+    last_too = replace(whole, stages=tuple(replace(stage, order=order) for stage in whole.stages))
+    assert plan(last_too, pipelined([0, 1])).signalling == "counter", "with a queue, its own order would not be used"
 
 
 def test_a_walk_of_the_callers_is_refused() -> None:

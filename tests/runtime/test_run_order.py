@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from contextlib import nullcontext
 
 import pytest
 import torch
 
+from tilerelay.errors import InvalidInput
 from tilerelay.runtime import run_order
 from tilerelay.runtime.run_order import OUTSTANDING_RUNS, RunOrder
 
@@ -37,10 +40,25 @@ def current(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
     streams = {device: Stream(device) for device in range(3)}
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[device])
     monkeypatch.setattr(run_order, "raw_stream", lambda device: streams[device].cuda_stream)
     monkeypatch.setattr(run_order, "_LAST", {})
     return streams
+
+
+class Owner:
+    """A pipeline, as far as a run's order knows it: it waits for its runs."""
+
+    def __init__(self) -> None:
+        self.finished: list[object] = []
+
+    def finish(self, event: object) -> None:
+        self.finished.append(event)
+
+
+OWNER = Owner()
 
 
 def run(order: RunOrder, **options: bool) -> Event:
@@ -58,7 +76,7 @@ def run(order: RunOrder, **options: bool) -> Event:
 def test_a_run_waits_for_what_is_under_way_on_its_devices_and_for_nothing_else(
     current: dict[int, Stream], before: int
 ) -> None:
-    order = RunOrder([0, 1, 2], lambda event: None)
+    order = RunOrder([0, 1, 2], OWNER.finish)
     ends = [run(order) for _ in range(before)]
     assert current[0].waits == []
     current[2].idle = False
@@ -70,7 +88,7 @@ def test_a_run_waits_for_what_is_under_way_on_its_devices_and_for_nothing_else(
 
 
 def test_another_current_stream_is_noticed(current: dict[int, Stream]) -> None:
-    order = RunOrder([0, 1], lambda event: None)
+    order = RunOrder([0, 1], OWNER.finish)
     run(order)
     current[1] = other = Stream(1)
     other.idle = False
@@ -80,7 +98,7 @@ def test_another_current_stream_is_noticed(current: dict[int, Stream]) -> None:
 
 
 def test_a_run_on_one_stream_alone_is_ordered_there_and_behind_other_pipelines(current: dict[int, Stream]) -> None:
-    order, other = (RunOrder([0, 1], lambda event: None) for _ in range(2))
+    order, other = (RunOrder([0, 1], OWNER.finish) for _ in range(2))
     current[1].idle = False
     run(order, all_streams=False)
     assert current[0].waits == current[1].waits == []
@@ -93,7 +111,7 @@ def test_a_run_on_one_stream_alone_is_ordered_there_and_behind_other_pipelines(c
 
 
 def test_runs_on_one_stream_need_no_wait_runs_on_two_do(current: dict[int, Stream]) -> None:
-    order = RunOrder([0], lambda event: None)
+    order = RunOrder([0], OWNER.finish)
     first, second = run(order), run(order)
     assert current[0].waits == [] and first is not second
     current[0] = other = Stream(0)
@@ -102,7 +120,7 @@ def test_runs_on_one_stream_need_no_wait_runs_on_two_do(current: dict[int, Strea
 
 
 def test_pipelines_that_share_a_device_take_turns(current: dict[int, Stream]) -> None:
-    one, two, apart = (RunOrder(devices, lambda event: None) for devices in ([0, 1], [1, 0], [2]))
+    one, two, apart = (RunOrder(devices, OWNER.finish) for devices in ([0, 1], [1, 0], [2]))
     end = run(one)
     run(apart)
     assert current[2].waits == []
@@ -114,8 +132,52 @@ def test_pipelines_that_share_a_device_take_turns(current: dict[int, Stream]) ->
 
 
 def test_no_more_runs_are_outstanding_than_the_driver_takes(current: dict[int, Stream]) -> None:
-    finished: list[object] = []
-    order = RunOrder([0], finished.append)
+    owner = Owner()
+    order = RunOrder([0], owner.finish)
     ends = [run(order) for _ in range(OUTSTANDING_RUNS)]
-    assert finished == [] and len(set(ends)) == OUTSTANDING_RUNS
-    assert run(order) is ends[0] and finished == [ends[0]]
+    assert owner.finished == [] and len(set(ends)) == OUTSTANDING_RUNS
+    assert run(order) is ends[0] and owner.finished == [ends[0]]
+
+
+def test_pipelines_are_not_kept_alive_by_their_last_runs(current: dict[int, Stream]) -> None:
+    owner = Owner()
+    run(RunOrder([0, 1], owner.finish))
+    gone = weakref.ref(owner)
+    del owner
+    assert gone() is None
+
+
+def test_a_launch_of_another_thread_waits_until_this_one_is_known(current: dict[int, Stream]) -> None:
+    one, two = (RunOrder([0, 1], OWNER.finish) for _ in range(2))
+    other = threading.Thread(target=run, args=(two,))
+
+    def launch() -> None:
+        other.start()
+        other.join(0.05)
+
+    one.run(launch)
+    other.join()
+    assert one.last in current[0].waits, "the other launch came second, and behind this one"
+
+
+def test_a_run_that_is_launched_counts_whatever_comes_then(current: dict[int, Stream]) -> None:
+    order = RunOrder([0, 1], OWNER.finish)
+    current[1].wait_event = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        order.run(lambda: None)
+    assert order.runs == 1 and order.last is not None
+    current[0] = Stream(0)
+    run(RunOrder([0], OWNER.finish))
+    assert current[0].waits == [order.last]
+
+
+def interrupted(event: Event) -> None:
+    raise KeyboardInterrupt
+
+
+def test_not_in_a_capture_of_the_callers(current: dict[int, Stream], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    order = RunOrder([0, 1], OWNER.finish)
+    with pytest.raises(InvalidInput, match="capture of your own"):
+        order.run(lambda: pytest.fail("launched"))
+    assert order.runs == 0

@@ -31,10 +31,11 @@ class ContextLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Timed:
-    """One run: its latency and what the GPUs were doing meanwhile."""
+    """One run: its latency, what the GPUs were doing meanwhile, and whether the host was still enqueuing it then."""
 
     us: float
     reading: Reading | None
+    late: bool = False
 
 
 class Session(Protocol):
@@ -75,6 +76,7 @@ class Entry:
     check_error: float | None = None
     times_us: list[float] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
+    late: int = 0
 
     @property
     def summary(self) -> Summary | None:
@@ -91,6 +93,7 @@ class Entry:
             "max_us": summary and summary.max_us,
             "sm_clock_mhz": middle([r.sm_clock_mhz for r in self.readings]),
             "power_w": middle([r.power_w for r in self.readings]),
+            "late_rounds": self.late,
             "check_error": self.check_error,
             "error": self.failure,
         }
@@ -191,6 +194,7 @@ def _time(session: Session, tried: Sequence[Tried], rounds: int, emit: Emit) -> 
         entry.failure = _attempt(session, entry.method, lambda: result.append(session.time(entry.launch)))
         if timed and entry.failure is None:
             entry.times_us.append(result[0].us)
+            entry.late += result[0].late
             if result[0].reading is not None:
                 entry.readings.append(result[0].reading)
 

@@ -62,11 +62,12 @@ class OneProcess:
         with on(self._lanes.stream(0)):
             if self.timing == "graph":
                 self._stopwatch.hold()
-            self._stopwatch.start(launch)
+            late = self._stopwatch.start(launch)
+        self._stopwatch.wait_for_start()
         reading = self._sampler.read()  # while it runs
         us = self._stopwatch.wait_us()
         launch.finish()
-        return Timed(us, reading)
+        return Timed(us, reading, late)
 
     def agree(self, failure: str | None) -> str | None:
         return failure

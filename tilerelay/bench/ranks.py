@@ -75,14 +75,15 @@ class Ranks:
             if self.timing == "graph":
                 self._stopwatch.hold()
             self._ops.align()
-            self._stopwatch.start(launch)
+            late = self._stopwatch.start(launch)
+        self._stopwatch.wait_for_start()
         reading = self._sampler.read()
         us = self._stopwatch.wait_us()
         seen: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(seen, (us, reading), group=self._control)
-        readings = [r for _, r in seen if r is not None]
+        dist.all_gather_object(seen, (us, reading, late), group=self._control)
+        readings = [r for _, r, _ in seen if r is not None]
         slowest = Reading(min(r.sm_clock_mhz for r in readings), max(r.power_w for r in readings)) if readings else None
-        return Timed(max(us for us, _ in seen), slowest)
+        return Timed(max(us for us, _, _ in seen), slowest, any(late for _, _, late in seen))
 
     def agree(self, failure: str | None) -> str | None:
         seen: list[Any] = [None] * dist.get_world_size()

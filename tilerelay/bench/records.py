@@ -37,7 +37,8 @@ class Record:
         check_error: largest relative error of a row against the fp32 reference.
         sm_clock_mhz, power_w: medians over the rounds, of the slowest and of the hungriest GPU.
         paper_us: the paper's latency of this method on this cell; paper_reduction: of its method against this one.
-        sweep: every variant: label, chunk, median_us, min_us, max_us, sm_clock_mhz, power_w, error, check_error.
+        sweep: every variant: label, chunk, median_us, min_us, max_us, sm_clock_mhz, power_w, error, check_error, and
+            late_rounds: in how many rounds the run began before it was enqueued, so that its time contains that.
     """
 
     suite: list[str]

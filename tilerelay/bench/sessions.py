@@ -81,11 +81,24 @@ class Stopwatch:
         """Keep the stream, which must be the current one, busy until all that the host enqueues next is there."""
         torch.cuda._sleep(HOLD_CYCLES)  # type: ignore[no-untyped-call]
 
-    def start(self, launch: Launch) -> None:
-        """The launch between two events. The stream must be the current one."""
+    def start(self, launch: Launch) -> bool:
+        """The launch between two events, on the stream, which must be the current one.
+
+        Returns:
+            Whether it began before the host had enqueued all of it, so that the time contains the launch.
+        """
         self._begin.record(self._stream)
         launch.replay()
         self._end.record(self._stream)
+        return bool(self._begin.query())
+
+    def wait_for_start(self) -> None:
+        """Until the run begins.
+
+        Raises:
+            Stuck: it never does.
+        """
+        wait_until(self._begin.query, LIMIT_S, "a run's start")
 
     def wait_us(self) -> float:
         """Microseconds between the events.

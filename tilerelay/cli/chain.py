@@ -33,7 +33,7 @@ Placed = Annotated[
         "auto, or a device per layer: 0:66,0:66,1:66,1:66"
     ),
 ]
-Signalling = Annotated[str, typer.Option(help="queue or counter; default: queue, sharded: counter")]
+Signalling = Annotated[str, typer.Option(help="queue or counter; default: counter")]
 Kernel = Annotated[str, typer.Option(help="persistent or classical; default: persistent on GPUs")]
 Backend = Annotated[str, typer.Option(help="cuda or cpu (virtual devices); default: cuda where there is a GPU")]
 Graph = Annotated[bool, typer.Option(help="replay a CUDA graph instead of launching from Python")]

@@ -56,7 +56,7 @@ def gemm_call(
     descriptors = [
         describe(tensor, block)
         for piece in pieces
-        for tensor, block in [(piece.a, blocks[0]), (piece.b, blocks[1]), *((c, out) for c in _stored(piece))]
+        for tensor, block in [(piece.a, blocks[0]), (piece.b, blocks[1]), *((c, out) for c in _stored_in_bulk(piece))]
     ]
     options: dict[str, Any] = {"STRIDE": stride, "num_warps": config.num_warps}
     if config.kind == "persistent":
@@ -68,11 +68,11 @@ def gemm_call(
         options |= {"HOOKS": pieces[0].hooks, "ACTIVATION": pieces[0].activation}
         options |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         options |= {"num_stages": config.num_buffers}
-    kernel = entry(config.kind, tuple(len(_stored(piece)) for piece in pieces))
+    kernel = entry(config.kind, tuple(len(_stored_in_bulk(piece)) for piece in pieces))
     return kernel, (*descriptors, tuple(piece.segment for piece in pieces), words, timeout_us), options
 
 
-def _stored(piece: Piece) -> tuple[torch.Tensor, ...]:
+def _stored_in_bulk(piece: Piece) -> tuple[torch.Tensor, ...]:
     """The copies that are stored in bulk, through descriptors."""
     return piece.copies[-1:] if piece.hooks.way == RELAY.value else piece.copies
 

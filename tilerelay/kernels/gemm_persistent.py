@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tilerelay.kernels.activation import activate
 from tilerelay.kernels.handover import hand_over, piece_of, take_over, wait_for_sum
 from tilerelay.kernels.protocol import COMPUTED, EVENTS, LOADED, ORDER, epilogue, leave, load_numbers, prologue, tile_of
-from tilerelay.kernels.relay import BULK, RELAY, RELAY_EARLY, relay_tile
+from tilerelay.kernels.relay import BULK, RELAY, RELAY_BUT_LAST, relay_tile
 from tilerelay.kernels.sync import bulk_stores_complete, load_uniform, stamp
 
 
@@ -160,7 +160,9 @@ def store_segment(
     ROWS: gl.constexpr = buffers.c.shape[1]
     STORE_N: gl.constexpr = buffers.c.shape[2]
     STORE_BUFFERS: gl.constexpr = buffers.c.shape[0] // GROUPS
-    OWN: gl.constexpr = 0 if HOOKS.way == RELAY else HOOKS.copies - 1  # the last one that is stored in bulk
+    LAST_COPY: gl.constexpr = (
+        0 if HOOKS.way == RELAY else HOOKS.copies - 1
+    )  # descriptor; of the device's own copy where there is one
     # Leaving takes a microsecond. Where only this role reads the epoch it may leave at once, else after its first tile:
     # by then (load -> mma -> here) the others have read it.
     READS_ALONE: gl.constexpr = HOOKS.source == ORDER and segment.handover is None
@@ -173,7 +175,9 @@ def store_segment(
     for ticket in range(first, numbers.tickets, gl.num_programs(0)):
         _, end, _ = piece_of(ticket, segment, numbers)
         if end == numbers.k:
-            relayed = ticket + gl.num_programs(0) < numbers.tickets if HOOKS.way == RELAY_EARLY else HOOKS.way == RELAY
+            relayed = (
+                ticket + gl.num_programs(0) < numbers.tickets if HOOKS.way == RELAY_BUT_LAST else HOOKS.way == RELAY
+            )
             for part in gl.static_range(BLOCK_N // STORE_N):
                 for group in gl.static_range(GROUPS):
                     c_slot = group * STORE_BUFFERS + c_use % STORE_BUFFERS
@@ -183,9 +187,9 @@ def store_segment(
                     row = (tile // numbers.tiles_n * GROUPS + group) * ROWS
                     col = tile % numbers.tiles_n * BLOCK_N + part * STORE_N
                     if not relayed:
-                        for copy in gl.static_range(OWN):
+                        for copy in gl.static_range(LAST_COPY):
                             tma.async_copy_shared_to_global(c_descs[copy], [row, col], buffers.c.index(c_slot))
-                    tma.async_copy_shared_to_global(c_descs[OWN], [row, col], buffers.c.index(c_slot))
+                    tma.async_copy_shared_to_global(c_descs[LAST_COPY], [row, col], buffers.c.index(c_slot))
                     tma.store_wait(0)  # the buffer has been read: enough to hand it back, not enough to publish
                     mbarrier.arrive(buffers.c_empty.index(c_slot), count=1)
                 c_use += 1
@@ -193,7 +197,7 @@ def store_segment(
                 if relayed:
                     row = tile // numbers.tiles_n * (GROUPS * ROWS)
                     col = tile % numbers.tiles_n * BLOCK_N
-                    relay_tile(c_descs[OWN], segment.relay, row, col, GROUPS * ROWS, BLOCK_N, HOOKS.copies - 1)
+                    relay_tile(c_descs[LAST_COPY], segment.relay, row, col, GROUPS * ROWS, BLOCK_N, HOOKS.copies - 1)
             alive = load_uniform(segment.control.abort) == 0
             epilogue(tile, epoch, alive, lanes, segment, numbers, HOOKS, STRIDE)
             if not left:

@@ -45,7 +45,7 @@ SEEN = tl.constexpr(0)  # the polling thread has seen that the tile may be compu
 OBTAINED = tl.constexpr(1)  # the prologue has returned: all threads of the role know the tile
 LOADED = tl.constexpr(2)  # the first blocks of A and B are there for the products (persistent kernel)
 COMPUTED = tl.constexpr(3)  # the last product is done
-STORED = tl.constexpr(4)  # the tile's stores are complete
+STORED = tl.constexpr(4)  # the tile's stores are complete; a relay's to peers are issued
 PUBLISHED = tl.constexpr(5)  # the epilogue has returned
 EVENTS = tl.constexpr(6)
 
@@ -115,7 +115,7 @@ class Hooks:
     group_entries: bool  # its queue entries name groups; else tiles
     readers: int  # outboxes
     copies: int  # where its output is stored; the last one is on its own device if it is kept there
-    way: int  # BULK, RELAY or RELAY_EARLY: how a tile gets to the others (kernels.relay)
+    way: int  # BULK, RELAY or RELAY_BUT_LAST: how a tile gets to the others (kernels.relay)
 
 
 class Numbers(NamedTuple):

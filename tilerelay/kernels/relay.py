@@ -15,7 +15,7 @@ from tilerelay.kernels.sync import barrier, bulk_stores_complete
 # How a tile gets to the other devices that keep it.
 BULK = gl.constexpr(0)  # by bulk stores, as to its own
 RELAY = gl.constexpr(1)
-RELAY_EARLY = gl.constexpr(2)  # but a CTA's last tile of the stage, which somebody waits for, by bulk stores
+RELAY_BUT_LAST = gl.constexpr(2)  # but a CTA's last tile of the stage, which somebody waits for, by bulk stores
 
 AT_ONCE = gl.constexpr(1024)  # bytes that a warp loads before it stores them
 WORD = gl.constexpr(4)  # elements of 16 bits that are copied as one

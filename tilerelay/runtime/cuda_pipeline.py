@@ -142,10 +142,13 @@ class CudaPipeline:
         return self._cut.placement.stages[part][0].sms or self._sms_of[self._devices[part]]
 
     def _way(self, part: int) -> int:
-        copies, stage = self._copies[part], self._cut.workload.stages[part]
+        readers = {self._cut.workload.edges[edge].consumer for edge in self._layout.out_edges(part)}
+        program = next(program for program in self._cut.programs if part in program)
+        copies = self._copies[part]
         return way_of(
-            self._configs[part].kind, stage, len(copies), self._sms(part),
-            kept=copies[-1].device.index == self._devices[part], last=not self._layout.out_edges(part),
+            self._configs[part].kind, self._cut.workload.stages[part], len(copies), self._sms(part),
+            kept=copies[-1].device.index == self._devices[part],
+            last=not readers, read_later=bool(readers & set(program)),
         )  # fmt: skip
 
     def reset(self) -> None:
@@ -253,11 +256,15 @@ class CudaPipeline:
             stream.synchronize()
 
     def _abandon(self) -> None:
-        """End a run that was launched in part, and put all memory back."""
+        """End a run that was launched in part, after the runs before it, and put all memory back."""
+        if self._order.last is not None:
+            self._finish(self._order.last)
         self._write("abort", ENDED.value)
         self._write("wake", wrap32(self.epoch + WAKE_ALL.value).item())
         _synchronize(self._layout.devices)
-        self.reset()
+        # Where an earlier run was ended, too, the next to use the pipeline is told, and resets it.
+        if not self.workspace.aborted:
+            self.reset()
 
     def close(self) -> None:
         """Wait for outstanding runs, then drop all memory."""
@@ -280,7 +287,8 @@ class CudaGraphRun:
         all_streams: bool,
     ) -> None:
         self._pipeline, self._graph, self._x, self._fork = pipeline, graph, x, fork
-        self.replay = partial(pipeline._order.run, graph.replay, all_streams)  # no function of its own: see there
+        # No method, whose frame would cost latency (see `RunOrder.run`).
+        self.replay = partial(pipeline._order.run, graph.replay, all_streams)
 
 
 def _synchronize(devices: Sequence[int]) -> None:

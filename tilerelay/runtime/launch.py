@@ -12,7 +12,7 @@ from tilerelay.kernels.activation import CODES
 from tilerelay.kernels.call import Piece, gemm_call
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import COUNT, COUNTER, ORDER, PUSH, QUEUE, SILENT, Hooks
-from tilerelay.kernels.relay import BULK, RELAY, RELAY_EARLY, Relay
+from tilerelay.kernels.relay import BULK, RELAY, RELAY_BUT_LAST, Relay
 from tilerelay.runtime.workspace import Workspace
 
 TIMEOUT_US = 10_000_000  # of kernels that run on their own, outside a pipeline
@@ -41,6 +41,8 @@ def make_piece(
         listen: wait for the producers' tiles; False: the inputs are known to be complete.
         announce: publish finished tiles; False: nobody reads them in this run.
     """
+    if (relay is None) != (way == BULK.value):
+        raise ValueError(f"tiles get to other devices in way {way} of kernels.relay, with relay={relay}")
     layout = workspace.layout
     queue = layout.signalling == "queue"
     into = layout.in_edges(stage) if listen else []
@@ -57,21 +59,24 @@ def make_piece(
     return Piece(a, b, tuple(copies), workspace.segment(stage, into, out, bias, relay), hooks, activation)
 
 
-def way_of(kind: str, stage: Stage, copies: int, sms: int, *, kept: bool, last: bool) -> int:
+def way_of(kind: str, stage: Stage, copies: int, sms: int, *, kept: bool, last: bool, read_later: bool) -> int:
     """How a stage's tiles get to other devices (kernels.relay): in bulk where somebody waits for each of them.
 
-    That is so for a single wave of tiles, for walks, whose CTAs all end together, and for what ends the run. Where the
-    next stage begins with tiles of an earlier wave, what counts is that SMs can load meanwhile.
+    That is so for a single wave of tiles, for walks, whose CTAs all end together, for what ends the run, and where
+    readers run at the same time. Where the next stage comes after this one, and begins with tiles of an earlier wave,
+    what counts is that SMs can load meanwhile.
 
     Args:
         copies: of its output.
         sms: at most so many tiles are computed at once.
         kept: one of the copies is on its own device.
         last: nothing comes after the stage.
+        read_later: what reads it on its own device comes after it.
     """
-    if kind != "persistent" or not kept or copies == 1 or stage.walk or stage.grid.tiles <= sms:
+    in_turn = kept and (last or read_later)
+    if kind != "persistent" or not in_turn or copies == 1 or stage.walk or stage.grid.tiles <= sms:
         return int(BULK.value)
-    return int(RELAY_EARLY.value if last else RELAY.value)
+    return int(RELAY_BUT_LAST.value if last else RELAY.value)
 
 
 def relay_of(copies: Sequence[torch.Tensor]) -> Relay:

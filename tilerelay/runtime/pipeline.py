@@ -36,8 +36,9 @@ class Pipeline:
             rows, each on its part's device; or the whole, from which they are copied.
         biases: [N] for every stage of a workload made with `bias=True`; cut stages as for weights.
         placement: default: stage i on device i.
-        signalling: "queue" (tiles in the order in which they become ready) or "counter" (each stage keeps its order);
-            default: counter, or queue where a stage was given a tile order, or with `hold_back`, unless a stage is cut.
+        signalling: "queue" (tiles in the order in which they become ready; a consumer's own order is not used) or
+            "counter" (each stage keeps its order). Default: counter; unless a stage is cut, queue where the first stage
+            alone was given a tile order, or with `hold_back`.
         replicate: of a last stage that is cut, keep the whole output on all its devices.
         kernel: "persistent" or "classical", one for all stages or one for each; default: persistent on GPUs,
             classical on virtual devices.
@@ -184,7 +185,8 @@ class Pipeline:
             raise InvalidInput("a CUDA graph needs GPUs; on virtual devices call the pipeline")
         if self._plan.hold_back:
             raise InvalidInput("hold_back works in eager runs only; make a pipeline without it to capture")
-        return CapturedPipeline(self, self._run.capture(given, all_streams=all_streams))
+        with self._alone:
+            return CapturedPipeline(self, self._run.capture(given, all_streams=all_streams))
 
     def synchronize(self) -> None:
         """Wait for all runs.
@@ -193,8 +195,9 @@ class Pipeline:
             PipelineAborted: one of them was ended; the pipeline has been reset and can be run again.
         """
         self._check_open()
-        self._run.synchronize()
-        self._raise_if_aborted()
+        with self._alone:
+            self._run.synchronize()
+            self._raise_if_aborted()
 
     def _raise_if_aborted(self) -> None:
         if not self._run.workspace.aborted:
@@ -235,9 +238,10 @@ class Pipeline:
 
     def close(self) -> None:
         """Wait for outstanding runs and free everything. Closing twice is allowed."""
-        if not self._closed:
-            self._closed = True
-            self._run.close()
+        with self._alone:
+            if not self._closed:
+                self._closed = True
+                self._run.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -269,11 +273,11 @@ class CapturedPipeline:
         Raises:
             InvalidInput: the pipeline is closed. PipelineAborted: an earlier run was ended, so this one is void, too.
         """
-        if self._pipeline._closed:
-            raise InvalidInput("the pipeline of this graph is closed")
         if not self._alone.acquire(blocking=False):
             raise InvalidInput(IN_USE)
         try:
+            if self._pipeline._closed:
+                raise InvalidInput("the pipeline of this graph is closed")
             self._launch()
             self._pipeline._raise_if_aborted()
         finally:

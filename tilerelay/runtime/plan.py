@@ -65,8 +65,9 @@ class Plan:
         self.workload = workload
         self.placement = placement or pipelined(range(len(workload.stages)))
         # A consumer keeps its own order, which is faster, where nothing asks for its producer's.
-        follows = hold_back or any(stage.order is not None for stage in workload.stages)
-        self.signalling = signalling or ("queue" if follows and self.placement.is_pipelined else "counter")
+        given = [i for i, stage in enumerate(workload.stages) if stage.order is not None]
+        follows = self.placement.is_pipelined and (hold_back or given == [0])
+        self.signalling = signalling or ("queue" if follows else "counter")
         kernel = kernel or ("persistent" if self.backend == "cuda" else "classical")
         self.kernels = [kernel] * len(workload.stages) if isinstance(kernel, str) else list(kernel)
         self.replicate, self.hold_back = replicate, hold_back
@@ -118,6 +119,8 @@ class Plan:
             raise InvalidInput("virtual devices run the classical kernel; use kernel='classical'")
         if self.replicate and self.placement.stages[-1][0].columns is None:
             raise InvalidInput("replicate keeps an output whole that is cut by columns; this one is not cut")
+        if self.hold_back and not self.placement.is_pipelined:
+            raise InvalidInput("hold_back waits for a queue's first entry, and cut stages have none; leave them uncut")
         if self.hold_back and self.signalling != "queue":
             raise InvalidInput("hold_back waits for a queue's first entry; use signalling='queue'")
         if self.backend == "cpu" and self.hold_back:

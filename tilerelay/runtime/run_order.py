@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
+
+from tilerelay.errors import InvalidInput
 
 OUTSTANDING_RUNS = 32  # more queued launches would block the host in the middle of one
 
 # Device -> the last run on it, of whichever pipeline. Two pipelines at once on the same devices could each fill one and
 # wait for the other for ever, so runs of a process follow each other on every device.
 _LAST: dict[int, tuple[RunOrder, torch.cuda.Event]] = {}
+_TURN = threading.Lock()  # one launch at a time, whichever thread's and pipeline's
 
 # Device -> its current stream, a number. A CPU build of torch has none.
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
@@ -25,12 +30,13 @@ class RunOrder:
 
     Args:
         devices: of the pipeline; runs are launched on the current stream of the first.
-        finish: waits for an event of an earlier run, within the pipeline's own bounds.
+        finish: the pipeline's method that waits for an event of an earlier run, within the pipeline's own bounds. The
+            pipeline is not kept alive by it.
     """
 
     def __init__(self, devices: Sequence[int], finish: Callable[[torch.cuda.Event], None]) -> None:
         self._devices, self._home, self._others = list(devices), devices[0], list(devices[1:])
-        self._finish = finish
+        self._finish = weakref.WeakMethod(finish)
         self.runs = 0
         self._before = {}
         for device in self._others:
@@ -39,9 +45,9 @@ class RunOrder:
                 self._before[device].record()  # torch makes the event at its first use
         self._done: deque[torch.cuda.Event] = deque()
         self._spare = [torch.cuda.Event() for _ in range(OUTSTANDING_RUNS)]
-        # Of its last run: whether it is the last on all its devices, its stream, and those of the other devices with
-        # what tells whether they are idle.
+        # Of its last run: whether it is the last on all its devices, and its stream.
         self._newest, self._caller = False, -1
+        # Of its last run on all streams: those of the other devices, and what tells whether they are idle.
         self._seen: list[tuple[int, int, Callable[[], bool]]] = []
 
     @property
@@ -60,23 +66,36 @@ class RunOrder:
         Args:
             all_streams: False: order it on the first device's stream alone.
         """
-        if not self._spare:
-            self._finish(self._done[0])
-            self._spare.append(self._done.popleft())
-        usual = self._newest and raw_stream(self._home) == self._caller
-        if all_streams:
-            usual = usual and bool(self._seen or not self._others)
-            for device, stream, idle in self._seen:
-                usual = usual and raw_stream(device) == stream and idle()
-        if not usual:
-            self._wait(self._others if all_streams else ())
-        launch()
-        self._follow(self._others if all_streams else ())
-        self.runs += 1
+        with _TURN:
+            if not self._spare:
+                self._reclaim()
+            usual = self._newest and raw_stream(self._home) == self._caller
+            if all_streams:
+                usual = usual and bool(self._seen or not self._others)
+                for device, stream, idle in self._seen:
+                    usual = usual and raw_stream(device) == stream and idle()
+            if not usual:
+                self._wait(self._others if all_streams else ())
+            launch()
+            self.runs += 1
+            self._follow(self._others if all_streams else ())
+
+    def _reclaim(self) -> None:
+        """Wait for the oldest run, whose event the next one takes."""
+        finish = self._finish()
+        assert finish is not None, "only the pipeline runs"
+        finish(self._done[0])
+        self._spare.append(self._done.popleft())
 
     def _wait(self, others: Sequence[int]) -> None:
-        """Enqueue nothing for a stream that is idle, nor for a run behind which the home's stream is anyway."""
+        """Make the home's stream wait for the other devices' streams and for earlier runs.
+
+        Nothing is enqueued for a stream that is idle, nor for a run behind which the home's stream is anyway.
+        """
         home = torch.cuda.current_stream(self._home)
+        with torch.cuda.stream(home):
+            if torch.cuda.is_current_stream_capturing():
+                raise InvalidInput("a pipeline cannot be run in a capture of your own; use its capture(x)")
         for device in others:
             stream = torch.cuda.current_stream(device)
             if not stream.query():
@@ -92,15 +111,14 @@ class RunOrder:
         home = torch.cuda.current_stream(self._home)
         event = self._spare.pop()
         event.record(home)
-        self._caller = home.cuda_stream
+        self._done.append(event)
+        for device in self._devices:
+            if device in _LAST:
+                _LAST[device][0]._newest = False
+            _LAST[device] = (self, event)
+        self._newest, self._caller = True, home.cuda_stream
         if others:
             streams = [torch.cuda.current_stream(device) for device in others]
             for stream in streams:
                 stream.wait_event(event)
             self._seen = [(stream.device_index, stream.cuda_stream, stream.query) for stream in streams]
-        for device in self._devices:
-            if device in _LAST:
-                _LAST[device][0]._newest = False
-            _LAST[device] = (self, event)
-        self._newest = True
-        self._done.append(event)
