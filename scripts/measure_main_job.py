@@ -111,7 +111,9 @@ class Bench:
         # Launched from Python each time, since a captured wait value would be stale: what holding a stream back costs.
         for method, hold_back in (("eager", False), ("eager-held-back", True)):
             workload = dense_chain(m, [WIDTH] * 3, tile=DEFAULT_TILE["persistent"])
-            pipe = Pipeline(workload, self.weights, placement=pipelined([0, 1]), hold_back=hold_back)
+            pipe = Pipeline(
+                workload, self.weights, placement=pipelined([0, 1]), signalling="queue", hold_back=hold_back
+            )
             keep.append(pipe)
             runs[method, "persistent", "queue"] = partial(pipe, self.x[0][:m])
         return runs

@@ -1,7 +1,7 @@
 """Puts the measured table into README, between its two markers, from results files of `tilerelay bench`.
 
-python scripts/readme_table.py benchmarks/results/*.json            writes README.md
-python scripts/readme_table.py --check benchmarks/results/*.json    exits with 1 if README.md says something else
+python scripts/readme_table.py benchmarks/results/bench-*.json            writes README.md
+python scripts/readme_table.py --check benchmarks/results/bench-*.json    exits with 1 if README.md says something else
 """
 
 from __future__ import annotations

@@ -17,6 +17,11 @@ def test_sharded_wins_where_pipelines_lag() -> None:
 
 def test_the_small_tile_is_for_few_tiles() -> None:
     assert choose(512, [8192, 8192, 8192], [0, 1]).tile == (128, 128)
+    assert choose(512, [8192, 8192, 8192], [0, 1], kinds=["sharded"]).placement.kind == "sharded"
+    assert set(choose(4096, [8192, 8192, 8192], [0, 1], kinds=["pipelined"]).costs) == {
+        "pipelined 128 x 128",
+        "pipelined 128 x 256",
+    }
     assert choose(4096, [8192, 8192, 8192], [0, 1]).tile == (128, 256)
 
 

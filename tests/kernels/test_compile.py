@@ -59,8 +59,9 @@ def launched(
     for i in parts:
         place, weight = plan.source(i), torch.empty(stages[i].grid.n, stages[i].k, dtype=torch.bfloat16)
         source = x if place is None else tensors[place]
-        copies, last = plan.copies(i, tensors), not layout.out_edges(i)
-        way = way_of(kind, stages[i], len(copies), sms, kept=True, last=last)
+        copies, readers = plan.copies(i, tensors), {placed.workload.edges[e].consumer for e in layout.out_edges(i)}
+        later = bool(readers & set(parts))
+        way = way_of(kind, stages[i], len(copies), sms, kept=True, last=not readers, read_later=later)
         relay = relay_of(copies) if way != BULK.value else None
         pieces.append(make_piece(workspace, i, source, weight, copies, None, way=way, relay=relay))
     launch = Launch(configure(kind, TILE), pieces, workspace, grid=1, timeout_us=10**7)

@@ -9,7 +9,7 @@ import typer
 
 from tilerelay.errors import InvalidInput, UnsupportedMachine
 from tilerelay.graph.catalog import gemm_chain
-from tilerelay.graph.choice import choose
+from tilerelay.graph.choice import KINDS, choose
 from tilerelay.graph.placement import Placement, pipelined, sharded, shared
 from tilerelay.graph.workload import Workload
 
@@ -108,7 +108,7 @@ def operands(chain: Chain) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 def _place(
     text: str, devices: str, layers: int, size: dict[str, int], backend: str, kernel: str
 ) -> tuple[Placement, tuple[int, int], str | None]:
-    """Placement, tile shape, and for `auto` the reason."""
+    """Placement, tile shape, and the reason where the cost model was asked: for `auto`, for the tile of `sharded`."""
     from tilerelay.kernels.config import DEFAULT_TILE
 
     tile = VIRTUAL_TILE if backend == "cpu" else DEFAULT_TILE.get(kernel, (128, 256))
@@ -118,13 +118,13 @@ def _place(
         return Placement.parse(text), tile, None
     chosen = _device_list(devices, layers, backend)
     widths = [size["k"]] + [size["n"]] * layers
-    if text == "sharded":
+    if text == "sharded" and (backend == "cpu" or kernel == "classical" or len(chosen) == 1):
         return sharded(widths[1:], chosen), tile, None
-    if text == "auto":
+    if text in ("auto", "sharded"):
         from tilerelay.runtime.cuda import check_machine
 
         sms = {} if backend == "cpu" else {"sms": min(check_machine(chosen).values())}
-        choice = choose(size["m"], widths, chosen, **sms)
+        choice = choose(size["m"], widths, chosen, kinds=KINDS if text == "auto" else [text], **sms)
         if backend == "cpu":
             reason = f"{choice}; modelled for H200 GPUs, virtual devices take tiles of {tile[0]} x {tile[1]}"
             return choice.placement, tile, reason

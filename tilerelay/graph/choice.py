@@ -15,6 +15,7 @@ from tilerelay.graph.placement import Placement, pipelined, sharded
 from tilerelay.graph.tiling import TileGrid
 from tilerelay.graph.walk import is_thin
 
+KINDS = ("pipelined", "sharded")
 TILES = ((128, 256), (128, 128))
 H200_SMS = 132
 # Measured after a rest: the small tile is up to 12 % slower, the more the larger the batch. (In runs one after the
@@ -37,13 +38,16 @@ class Choice:
         return f"{self.placement.kind}, tiles of {self.tile[0]} x {self.tile[1]} (modelled cost: {others})"
 
 
-def choose(m: int, widths: Sequence[int], devices: Sequence[int], *, sms: int = H200_SMS) -> Choice:
+def choose(
+    m: int, widths: Sequence[int], devices: Sequence[int], *, kinds: Sequence[str] = KINDS, sms: int = H200_SMS
+) -> Choice:
     """The cheapest of pipelined (where there is a device for each layer) and sharded, with each tile shape.
 
     Args:
         m: rows of the batch.
         widths: columns of the input and of every layer's output.
         devices: devices to use.
+        kinds: of placements, those to choose from.
         sms: SMs of a device.
 
     Raises:
@@ -53,11 +57,11 @@ def choose(m: int, widths: Sequence[int], devices: Sequence[int], *, sms: int = 
     options: dict[str, tuple[Placement, tuple[int, int], float]] = {}
     for tile in TILES:
         name = f"{tile[0]} x {tile[1]}"
-        if len(devices) >= len(layers):
+        if "pipelined" in kinds and len(devices) >= len(layers):
             waves = [_wave_cost(m, n, k, tile, sms, shares_sums=False) for n, k in layers]
             cost = max(count * wave for count, wave in waves) + sum(wave for _, wave in waves[1:])
             options[f"pipelined {name}"] = pipelined(devices[: len(layers)]), tile, cost
-        if len(devices) > 1:
+        if "sharded" in kinds and len(devices) > 1:
             placement = sharded(widths[1:], devices)
             widest = [max(p.columns[1] - p.columns[0] for p in parts if p.columns) for parts in placement.stages]
             shards = zip(widest, layers, strict=True)

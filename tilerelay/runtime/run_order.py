@@ -60,8 +60,8 @@ class RunOrder:
         devices; what they enqueue there next comes after the run (rule 9).
 
         What comes before the launch counts as latency, and after a rest, with cold caches, every Python call takes
-        microseconds, a look at another device's stream ten and more. So the usual case comes first, in one frame: all
-        streams are those of the last run, the other devices' idle.
+        microseconds, a look at another device's stream ten and more. So the usual case comes first, without a call to
+        another function here: all streams are those of the last run, the other devices' idle.
 
         Args:
             all_streams: False: order it on the first device's stream alone.

@@ -53,10 +53,12 @@ def markdown(report: Mapping[str, Any]) -> str:
         "## Destination and producer order\n\nMedians, us. *alone*: nobody consumes, tiles are pushed into a queue; "
         "*pipelined*: with its consumer.",
         _by_order(report["quantities"]),
-        "## The same GEMM with and without the protocol\n\nOne GPU computes, alone; CUDA graphs, interleaved; us.",
+        "## The same GEMM with and without the protocol\n\nOne GPU computes, alone, with a queue; CUDA graphs, "
+        "interleaved; us.",
         _alone(report["alone"]),
         _resources(report["resources"]),
-        f"## The end of each stage\n\nFrom the first tile's start, us. The paper: {PAPER_ENDS}.",
+        f"## The end of each stage\n\nFrom the first tile's start, us. The paper: {PAPER_ENDS}. Ends are those of one "
+        "traced run; *alone* and *latency* are medians of others, at other moments and clocks.",
         _ends(report["pipelined"], report["alone"]),
         "## What tracing costs\n\nLatency of the pipeline, CUDA graphs, interleaved, us.",
         _tracing(report["tracing"]),
