@@ -160,9 +160,8 @@ def store_segment(
     ROWS: gl.constexpr = buffers.c.shape[1]
     STORE_N: gl.constexpr = buffers.c.shape[2]
     STORE_BUFFERS: gl.constexpr = buffers.c.shape[0] // GROUPS
-    LAST_COPY: gl.constexpr = (
-        0 if HOOKS.way == RELAY else HOOKS.copies - 1
-    )  # descriptor; of the device's own copy where there is one
+    # The last copy that has a descriptor: the device's own where it keeps one.
+    LAST_COPY: gl.constexpr = 0 if HOOKS.way == RELAY else HOOKS.copies - 1
     # Leaving takes a microsecond. Where only this role reads the epoch it may leave at once, else after its first tile:
     # by then (load -> mma -> here) the others have read it.
     READS_ALONE: gl.constexpr = HOOKS.source == ORDER and segment.handover is None
@@ -175,9 +174,8 @@ def store_segment(
     for ticket in range(first, numbers.tickets, gl.num_programs(0)):
         _, end, _ = piece_of(ticket, segment, numbers)
         if end == numbers.k:
-            relayed = (
-                ticket + gl.num_programs(0) < numbers.tickets if HOOKS.way == RELAY_BUT_LAST else HOOKS.way == RELAY
-            )
+            goes_on = ticket + gl.num_programs(0) < numbers.tickets
+            relayed = goes_on if HOOKS.way == RELAY_BUT_LAST else HOOKS.way == RELAY
             for part in gl.static_range(BLOCK_N // STORE_N):
                 for group in gl.static_range(GROUPS):
                     c_slot = group * STORE_BUFFERS + c_use % STORE_BUFFERS
