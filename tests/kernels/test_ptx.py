@@ -104,13 +104,26 @@ def test_shared_sums_keep_the_rules(source: str, signal: str, tile: tuple[int, i
     check("persistent", hooks(source, signal), tile=tile, shared=(0,))
 
 
+# Segments that store their tiles in bulk: only these share sums (launch.way_of).
+SHARERS = {
+    name: bulk
+    for name, segments in SEVERAL.items()
+    if (bulk := tuple(s for s, segment in enumerate(segments) if segment.way == BULK.value))
+}
+
+
 @pytest.mark.parametrize(
     "options", [{"bias": True, "activation": "silu"}, {"stamps": True}, {"dtype": "fp16"}], ids=str
 )
-@pytest.mark.parametrize("segments", SEVERAL.values(), ids=list(SEVERAL))
-def test_shared_sums_in_several_segments_keep_the_rules(segments: tuple[Hooks, ...], options: dict[str, Any]) -> None:
-    for shared in (tuple(range(len(segments))), (0,), (len(segments) - 1,)):
-        check("persistent", *segments, stride=32, shared=shared, **options)
+@pytest.mark.parametrize("name", SHARERS)
+def test_shared_sums_in_several_segments_keep_the_rules(name: str, options: dict[str, Any]) -> None:
+    for shared in {SHARERS[name], SHARERS[name][:1], SHARERS[name][-1:]}:
+        check("persistent", *SEVERAL[name], stride=32, shared=shared, **options)
+
+
+def test_relayed_tiles_with_shared_sums_keep_the_rules() -> None:
+    """Slower than bulk stores, and never chosen; right all the same."""
+    check("persistent", *SEVERAL["three stages, relayed"], stride=32, shared=(0, 1, 2))
 
 
 def test_a_warpgroup_that_waits_for_a_sum_meets_at_the_same_barriers() -> None:
