@@ -31,7 +31,7 @@ def every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         return
     way = {"relay": RELAY, "relay but last": RELAY_BUT_LAST}[request.param].value
 
-    def forced(kind: str, stage: Stage, copies: int, sms: int, *, kept: bool, **when: bool) -> int:
-        return way if kind == "persistent" and kept and copies > 1 else BULK.value
+    def forced(kind: str, stage: Stage, copies: int, sms: int, *, last: bool, read_later: bool) -> int:
+        return way if kind == "persistent" and (last or read_later) and copies > 1 else BULK.value
 
     monkeypatch.setattr(cuda_pipeline, "way_of", forced)

@@ -60,6 +60,7 @@ def test_devices_in_any_order(gpus: int, signalling: str) -> None:
     run([512] * (gpus + 1), 1500, pipelined(devices[1::2][::-1] + devices[::2]), signalling=signalling)
 
 
+@pytest.mark.usefixtures("every_way")
 @pytest.mark.parametrize("m", [1, 127, 1000, 4096, 16384])
 @pytest.mark.parametrize("replicate", [False, True])
 @pytest.mark.parametrize("gpus", MANY)
@@ -94,6 +95,7 @@ def test_whole_stages_beside_cut_ones() -> None:
     run([256, 512, 1024, 512], 700, Placement(((Part(0, None, (0, 512)),), middle, (Part(0, None, (0, 512)),))))
 
 
+@pytest.mark.usefixtures("every_way")
 @pytest.mark.parametrize("replicate", [False, True])
 def test_uneven_cuts_over_three(replicate: bool) -> None:
     need(3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.gpu.cases import assert_equals_oracle, assert_run, make, on_every_device, outputs_of
-from tilerelay import InvalidInput, Placement, dense_chain, sharded
+from tilerelay import InvalidInput, Pipeline, Placement, dense_chain, sharded
 
 WIDTHS = [1024, 2048, 1024]
 
@@ -71,8 +71,8 @@ def test_pipelines_that_share_devices_do_not_block_each_other() -> None:
             assert_equals_oracle(pipe, x)
 
 
-def test_a_launch_that_breaks_off_leaves_a_pipeline_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe, x = make(dense_chain(3000, WIDTHS), Placement.parse("0,1"))
+def break_off(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let launches end after their first kernel."""
     launches = pipe._run.launches
 
     def broken(inputs: Sequence[torch.Tensor]) -> list[Callable[[], None]]:
@@ -81,13 +81,29 @@ def test_a_launch_that_breaks_off_leaves_a_pipeline_that_runs(monkeypatch: pytes
 
         return [launches(inputs)[0], fail]
 
+    monkeypatch.setattr(pipe._run, "launches", broken)
+
+
+def test_a_launch_that_breaks_off_leaves_a_pipeline_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, x = make(dense_chain(3000, WIDTHS), Placement.parse("0,1"))
     with pipe:
         for _ in range(2):
             with monkeypatch.context() as patched:
-                patched.setattr(pipe._run, "launches", broken)
+                break_off(pipe, patched)
                 with pytest.raises(KeyboardInterrupt):
                     pipe(x)
             assert_run(pipe, x)
+
+
+def test_a_launch_that_breaks_off_leaves_the_runs_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, x = make(dense_chain(8000, WIDTHS), Placement.parse("0,1"))
+    with pipe:
+        expected = pipe.oracle(x)[-1].to(pipe.y.device)
+        before = pipe(x).clone()
+        break_off(pipe, monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            pipe(x)
+        assert torch.equal(before, expected)
 
 
 def test_a_pipeline_may_be_dropped_in_a_run() -> None:

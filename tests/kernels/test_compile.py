@@ -61,7 +61,7 @@ def launched(
         source = x if place is None else tensors[place]
         copies, readers = plan.copies(i, tensors), {placed.workload.edges[e].consumer for e in layout.out_edges(i)}
         later = bool(readers & set(parts))
-        way = way_of(kind, stages[i], len(copies), sms, kept=True, last=not readers, read_later=later)
+        way = way_of(kind, stages[i], len(copies), sms, last=not readers, read_later=later)
         relay = relay_of(copies) if way != BULK.value else None
         pieces.append(make_piece(workspace, i, source, weight, copies, None, way=way, relay=relay))
     launch = Launch(configure(kind, TILE), pieces, workspace, grid=1, timeout_us=10**7)

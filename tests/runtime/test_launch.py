@@ -39,7 +39,6 @@ def way(**changes: Any) -> int:
         "stage": STAGE,
         "copies": 2,
         "sms": 132,
-        "kept": True,
         "last": False,
         "read_later": True,
     }
@@ -59,11 +58,10 @@ def test_tiles_of_several_waves_are_relayed(copies: int, sms: int) -> None:
     [
         {"kind": "classical"},
         {"copies": 1},
-        {"kept": False},
         {"sms": STAGE.grid.tiles},
         {"stage": with_walk(STAGE, 132, unit=64)},
     ],
-    ids=["classical", "one copy", "none of its own", "a single wave", "a walk"],
+    ids=["classical", "one copy", "a single wave", "a walk"],
 )
 def test_all_other_tiles_are_stored_in_bulk(change: dict[str, Any], last: bool) -> None:
     assert way(**change, last=last) == BULK.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import numpy as np
@@ -100,6 +101,17 @@ def test_one_thread_at_a_time(make: Make) -> None:
     with pipeline._alone, pytest.raises(InvalidInput, match="another thread"):
         pipeline(x)
     pipeline(x)
+
+
+@pytest.mark.parametrize("use", ["synchronize", "close"])
+def test_what_ends_runs_waits_for_the_thread_that_launches_one(make: Make, use: str) -> None:
+    pipeline = make(dense_chain(70, [40, 24, 72], tile=TILE))
+    other = threading.Thread(target=getattr(pipeline, use))
+    with pipeline._alone:
+        other.start()
+        other.join(0.05)
+        assert other.is_alive() and not pipeline._closed
+    other.join()
 
 
 def test_two_stages_of_one_device_with_another_between(make: Make) -> None:

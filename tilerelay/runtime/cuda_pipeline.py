@@ -144,10 +144,8 @@ class CudaPipeline:
     def _way(self, part: int) -> int:
         readers = {self._cut.workload.edges[edge].consumer for edge in self._layout.out_edges(part)}
         program = next(program for program in self._cut.programs if part in program)
-        copies = self._copies[part]
         return way_of(
-            self._configs[part].kind, self._cut.workload.stages[part], len(copies), self._sms(part),
-            kept=copies[-1].device.index == self._devices[part],
+            self._configs[part].kind, self._cut.workload.stages[part], len(self._copies[part]), self._sms(part),
             last=not readers, read_later=bool(readers & set(program)),
         )  # fmt: skip
 

@@ -59,7 +59,7 @@ def make_piece(
     return Piece(a, b, tuple(copies), workspace.segment(stage, into, out, bias, relay), hooks, activation)
 
 
-def way_of(kind: str, stage: Stage, copies: int, sms: int, *, kept: bool, last: bool, read_later: bool) -> int:
+def way_of(kind: str, stage: Stage, copies: int, sms: int, *, last: bool, read_later: bool) -> int:
     """How a stage's tiles get to other devices (kernels.relay): in bulk where somebody waits for each of them.
 
     That is so for a single wave of tiles, for walks, whose CTAs all end together, for what ends the run, and where
@@ -67,13 +67,12 @@ def way_of(kind: str, stage: Stage, copies: int, sms: int, *, kept: bool, last: 
     what counts is that SMs can load meanwhile.
 
     Args:
-        copies: of its output.
+        copies: of its output; one of them is on its own device if it is the last stage, or read later there.
         sms: at most so many tiles are computed at once.
-        kept: one of the copies is on its own device.
         last: nothing comes after the stage.
         read_later: what reads it on its own device comes after it.
     """
-    in_turn = kept and (last or read_later)
+    in_turn = last or read_later
     if kind != "persistent" or not in_turn or copies == 1 or stage.walk or stage.grid.tiles <= sms:
         return int(BULK.value)
     return int(RELAY_BUT_LAST.value if last else RELAY.value)

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ _LAST: dict[int, tuple[RunOrder, torch.cuda.Event]] = {}
 _TURN = threading.Lock()  # one launch at a time, whichever thread's and pipeline's
 
 # Device -> its current stream, a number. A CPU build of torch has none.
-raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 class RunOrder:
