@@ -24,12 +24,12 @@ def _hopper_gpu() -> None:
         pytest.skip("needs a Hopper GPU")
 
 
-@pytest.fixture(params=["as chosen", "relay", "relay but last"])
+@pytest.fixture(params=["as chosen", "bulk", "relay", "relay but last"])
 def every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles get to other devices as the pipeline chooses, and by a relay wherever there can be one."""
+    """Tiles get to other devices as the pipeline chooses, all in bulk, and by a relay wherever there can be one."""
     if request.param == "as chosen":
         return
-    way = {"relay": RELAY, "relay but last": RELAY_BUT_LAST}[request.param].value
+    way = {"bulk": BULK, "relay": RELAY, "relay but last": RELAY_BUT_LAST}[request.param].value
 
     def forced(kind: str, stage: Stage, copies: int, sms: int, *, last: bool, read_later: bool) -> int:
         return way if kind == "persistent" and (last or read_later) and copies > 1 else BULK.value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,7 +61,13 @@ def check_consistent(dependencies: TileDependencies, wanted: list[set[int]]) -> 
         assert tile in dependencies.members_of(group)
         assert set(dependencies.prerequisites_of(group)) == prerequisites
         assert dependencies.need[group] == len(prerequisites)
-    arrays = (dependencies.offsets, dependencies.groups, dependencies.need, dependencies.members, dependencies.group_of)
+    arrays = (
+        dependencies.offsets,
+        dependencies.counters,
+        dependencies.need,
+        dependencies.members,
+        dependencies.group_of,
+    )
     assert all(array.dtype == np.int32 for array in arrays)
 
 
@@ -81,7 +89,7 @@ def test_the_closed_form_is_the_general_path(pair: tuple[TileGrid, TileGrid]) ->
         gemm_dependencies(*pair, grouped=False),
         from_prerequisites(pair[0].tiles, overlap(*pair), grouped=False),
     )
-    for name in ("offsets", "groups", "need", "member_offsets", "members"):
+    for name in ("offsets", "counters", "need", "member_offsets", "members"):
         assert np.array_equal(getattr(closed, name), getattr(general, name)), name
     assert closed.same_as(general)
     other = gemm_dependencies(pair[0], pair[1])
@@ -148,3 +156,51 @@ def test_no_consumer_tiles_are_refused() -> None:
 def test_different_numbers_of_rows_are_refused() -> None:
     with pytest.raises(InvalidInput, match="makes 8 rows, the consumer reads 9: give both the same m"):
         gemm_dependencies(TileGrid(8, 8, 4, 4), TileGrid(9, 8, 4, 4))
+
+
+# Steps
+
+
+@st.composite
+def stepped(draw: st.DrawFn) -> tuple[TileGrid, TileGrid, tuple[int, ...], int]:
+    """(producer, consumer, steps, first column): a part of the columns that the consumer's sum takes in steps."""
+    producer, consumer = draw(grid_pairs())
+    first_column = draw(st.integers(0, 20))
+    k = first_column + producer.n + draw(st.integers(0, 20))
+    inner = draw(st.sets(st.integers(1, k), max_size=4)) - {k}
+    return producer, consumer, (*sorted(inner), k), first_column
+
+
+@given(stepped())
+def test_steps_wait_for_the_tiles_whose_elements_they_read(
+    case: tuple[TileGrid, TileGrid, tuple[int, ...], int],
+) -> None:
+    producer, consumer, steps, first_column = case
+    dependencies = gemm_dependencies(producer, consumer, steps=steps, first_column=first_column)
+    maker = np.full((producer.m, steps[-1]), -1)
+    for tile in range(producer.tiles):
+        top, bottom, left, right = producer.extent(tile)
+        maker[top:bottom, first_column + left : first_column + right] = tile
+    assert (dependencies.num_groups, dependencies.num_steps) == (consumer.rows, len(steps))
+    for tile in range(consumer.tiles):
+        top, bottom, _, _ = consumer.extent(tile)
+        group = int(dependencies.group_of[tile])
+        for step, (begin, end) in enumerate(zip((0, *steps), steps, strict=False)):
+            wanted = set(maker[top:bottom, begin:end].flat) - {-1}
+            counter = group * len(steps) + step
+            assert set(dependencies.counted_by(counter)) == wanted
+            assert dependencies.need[counter] == len(wanted)
+        assert dependencies.prerequisites_of(group) == sorted(set(maker[top:bottom].flat) - {-1})
+    assert dependencies.counters.dtype == dependencies.need.dtype == np.int32
+
+
+@given(grid_pairs())
+def test_one_step_is_all_at_once(pair: tuple[TileGrid, TileGrid]) -> None:
+    whole, one = gemm_dependencies(*pair), gemm_dependencies(*pair, steps=(pair[0].n,))
+    assert replace(one, steps=()).same_as(whole) and not one.same_as(whole)
+
+
+def test_steps_per_tile_are_refused() -> None:
+    grid = TileGrid(8, 8, 4, 4)
+    with pytest.raises(InvalidInput, match="share the counters of their group"):
+        gemm_dependencies(grid, grid, steps=(4, 8)).per_tile()

@@ -123,3 +123,9 @@ def test_a_chain_without_layers_and_an_unknown_model_are_refused() -> None:
         dense_chain(8, [64])
     with pytest.raises(InvalidInput, match="unknown model 'nobody'; choose one of paper, gpt3-175b"):
         mlp("nobody", 8)
+
+
+@pytest.mark.parametrize("under_way", [0, -3])
+def test_turns_of_no_tile_are_refused(under_way: int) -> None:
+    with pytest.raises(InvalidInput, match=f"under_way={under_way}: at least one tile"):
+        Stage("a", GRID, 64, under_way=under_way)

@@ -10,7 +10,7 @@ from operator import is_
 from tests.kernels.ptx import Instruction, Program, Test
 from tilerelay.kernels.entry import UNSPECIALISED
 from tilerelay.kernels.protocol import COUNT, ORDER, PUSH, SILENT, Control, Handover, Hooks, Inbox, Outbox
-from tilerelay.kernels.relay import BULK, RELAY, Relay
+from tilerelay.kernels.relay import IN_TURN, RELAY, RELAYS, Relay
 
 _ACCESSES = ("ld.", "st.", "atom.", "red.")
 _DESCRIPTOR = ("", ".rows", ".cols", ".row_stride", ".col_stride")
@@ -40,7 +40,7 @@ def parameter_names(
             yield from (f"{s}.outbox{reader}.{name}" for name in Outbox._fields)
         yield from [f"{s}.bias"] if bias else []
         yield from (f"{s}.handover.{name}" for name in Handover._fields if s in shared)
-        yield from (f"{s}.relay.{name}" for name in Relay._fields if hooks.way != BULK.value)
+        yield from (f"{s}.relay.{name}" for name in Relay._fields if hooks.way in RELAYS)
 
     numbered = list(enumerate(segments))
     names = [name for make in (descriptors, words) for s, hooks in numbered for name in make(s, hooks)]
@@ -62,7 +62,8 @@ def broken_rules(
     if found := wrong_parameters(program, names):
         return found  # no address can be told without the right names
     found = [line for s, hooks in enumerate(segments) for line in _Rules(program, kind, s, hooks, s in shared).broken()]
-    if not stamps and not shared and all(hooks.source == ORDER.value for hooks in segments):
+    waits = shared or any(hooks.source != ORDER.value or hooks.way == IN_TURN.value for hooks in segments)
+    if not stamps and not waits:
         found += [f"rule 7: `{i}` where nothing waits" for i in program.where(lambda i: "%globaltimer" in i.operands)]
     return found
 
@@ -93,7 +94,7 @@ class _Rules:
             f"{line} (segment {self.segment})"
             for rule in (
                 self.stores_complete, self.relaying, self.publishing, self.waiting, self.memory_words,
-                self.bounded_waits, self.normal_exit, self.sums,
+                self.bounded_waits, self.turns, self.normal_exit, self.sums,
             )
             for line in rule()
         ]  # fmt: skip
@@ -173,7 +174,7 @@ class _Rules:
         """Rules 1 to 3 in a relay: full wait, barrier, loads past L1, a store to each peer; then barrier and fence."""
         program, publish, peers = self.program, self.publish, self.hooks.copies - 1
         past_l1: Test = lambda i: "cg" in i.opcode.split(".")
-        if self.hooks.way == BULK.value:
+        if self.hooks.way not in RELAYS:
             own: Test = lambda i: past_l1(i) and program.memory(i).startswith(f"{self.segment}.")
             peer: Test = lambda i: i.opcode.startswith("st.") and program.memory(i).startswith(f"*{self.segment}.")
             return [f"rule 1: `{i}` where nothing is relayed" for what in (own, peer) for i in program.where(what)]
@@ -202,8 +203,11 @@ class _Rules:
         ordering = [self.full_wait, self.barrier, self.system_fence]
         found += self._paths("rule 2", "no barrier after the full wait", self.bulk_store, ordering[:2], publish)
         found += self._paths("rule 3", "no fence after the barrier", self.bulk_store, ordering, publish)
+        # A wait that ends the run has a fence of its own, for the record that it has written.
+        record: Test = lambda i: i.opcode.startswith("st.") and program.memory(i).endswith(".control.record")
         for fence in program.where(self.system_fence):
-            reached = {program.instructions[n] for n in program.after(fence, stop=self.any_bulk_store)}
+            ends: Test = lambda i: self.any_bulk_store(i) or record(i)
+            reached = {program.instructions[n] for n in program.after(fence, stop=ends)}
             if any(map(publish, reached)) and any(map(self.system_fence, reached)):
                 found.append(f"rule 3: more than one fence for a tile after `{fence}`")
         wanted = dict.fromkeys(self.to_readers("scoreboard"), ("relaxed", "sys", "add"))
@@ -232,8 +236,11 @@ class _Rules:
         if self.source == ORDER.value:
             return [f"rule 4: a kernel that waits for nothing has `{i}`" for i in self.used("inbox")]
         found = [] if polls else ["rule 4: no acquire load polls"]
-        wanted = {"ld", "acquire", "sys"}
-        found += [f"rule 4: `{i}` is no acquire load.sys" for i in polls if not wanted <= set(i.opcode.split("."))]
+        wanted = {"acquire", "sys"}
+        found += [f"rule 4: `{i}` is no acquire.sys" for i in polls if not wanted <= set(i.opcode.split("."))]
+        # Beside the wait's two, for its first look and its loop, one look of all lanes for the steps of a sum.
+        looks = sum(i.opcode.startswith("atom.") for i in polls)
+        found += [] if looks == self.hooks.in_steps else [f"rule 4: {looks} looks at the steps of a sum"]
         ordering = [self.barrier, self.proxy_fence]
         found += self._paths("rule 4", "no barrier after the poll", self.poll, ordering[:1], self.bulk_load)
         found += self._paths("rule 4", "no proxy fence after the poll", self.poll, ordering, self.bulk_load)
@@ -262,7 +269,7 @@ class _Rules:
         program = self.program
         clocks = {i.index for i in program.where(lambda i: "%globaltimer" in i.operands)}
         stores = {i.index for i in program.where(self.access("control.record", opcode="st."))}
-        if self.source == ORDER.value and not self.shares_sums:
+        if self.source == ORDER.value and not self.shares_sums and self.hooks.way != IN_TURN.value:
             return ["rule 7: a record is written where nothing waits"] if stores else []
         needed = {
             "a look at the clock": clocks,
@@ -273,9 +280,37 @@ class _Rules:
             },
         }
         polls = [(poll, program.after(poll, stop=self.bulk_load)) for poll in program.where(self.poll)]
+        turns = program.where(self.access("control.sent", opcode="ld."))
+        polls += [(i, program.after(i, stop=self.any_bulk_store)) for i in turns]
         taken = self.access("handover.sums", opcode="ld.")
         polls += [(i, program.after(i, stop=taken)) for i in program.where(self.access("handover.given", opcode="ld."))]
         return [f"rule 7: `{poll}` waits without {w}" for poll, loop in polls for w in needed if not loop & needed[w]]
+
+    def turns(self) -> list[str]:
+        """Rules 1 to 3 and 8 in turn: a tile waits for one before it, is sent, lets one behind it go, is announced.
+
+        A reader on the tile's own device is told before all that, and nobody else is.
+        """
+        program, sent = self.program, self.access("control.sent", opcode="st. atom. red.")
+        if self.hooks.way != IN_TURN.value:
+            found = program.where(self.access("control.sent"))
+            return [f"rule 8: `{i}` where tiles are not sent in turn" for i in found]
+        waits, kept = program.where(self.access("control.sent", opcode="ld.")), int(self.hooks.kept)
+        others = {f"{self.segment}.c{copy}" for copy in range(self.hooks.copies - kept)}
+        read: Test = lambda i: i.opcode == "cp.async.bulk.wait_group.read" and i.operands == "0"
+        to_others: Test = lambda i: self.bulk_store(i) and program.memory(i) in others
+        elsewhere = self.access(*(f"outbox{reader}.scoreboard" for reader in range(kept, self.hooks.readers)))
+        found = [] if waits else ["rule 8: no tile waits for its turn"]
+        found += [] if len(program.where(sent)) == 1 else ["rule 8: no tile lets the next one go"]
+        found += self._paths("rule 8", "the next tile is let go before this one is read", to_others, [read], sent)
+        for store in program.where(to_others):
+            ends = program.after(store, stop=lambda i: sent(i) or self.publish(i))
+            if any(self.publish(program.instructions[n]) for n in ends):
+                found.append(f"rule 8: after `{store}` nobody is let go")
+        if kept:
+            own: Test = lambda i: self.bulk_store(i) and not to_others(i)
+            found += self._paths("rule 1", "announced elsewhere before it is sent", own, [read], elsewhere)
+        return found
 
     def sums(self) -> list[str]:
         """Rules 2 to 4 within a device: a sum, a barrier, a release; an acquire, a barrier of all warps, the sum."""

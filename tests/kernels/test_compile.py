@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from tilerelay.errors import InvalidInput, UnsupportedMachine
 from tilerelay.graph.catalog import dense_chain
 from tilerelay.graph.cut import cut
 from tilerelay.graph.placement import Placement, pipelined, sharded
+from tilerelay.graph.turns import with_turns
 from tilerelay.kernels import call
 from tilerelay.kernels import compile as compiler
 from tilerelay.kernels.config import configure
 from tilerelay.kernels.entry import UNSPECIALISED
-from tilerelay.kernels.protocol import LOAD_ROLE, MATH_ROLE, WAITING_ROLES, Hooks
-from tilerelay.kernels.relay import BULK
+from tilerelay.kernels.protocol import LOAD_ROLE, MATH_ROLE, STORE_ROLE, WAITING_ROLES, Hooks
+from tilerelay.kernels.relay import RELAYS
 from tilerelay.protocol.layout import RECORD_WORDS, WARPGROUPS, ProtocolLayout
 from tilerelay.runtime.launch import Launch, make_piece, relay_of, way_of
 from tilerelay.runtime.tensors import OutputPlan
@@ -40,13 +42,18 @@ def launched(
     placement: Placement | None = None,
     replicate: bool = False,
     sms: int = 132,
+    turns: bool = False,
 ) -> Call:
     """What the runtime hands to Triton for parts of a chain of three that one kernel walks over.
 
     Args:
         sms: 132 compute a part's tiles in one wave; 1 in several, which may be relayed.
+        turns: tiles are sent in turn where they can be.
     """
     placed = cut(dense_chain(300, WIDTHS, tile=TILE), placement or pipelined([0, 1, 2]))
+    if turns:
+        count = len(placed.origin)
+        placed = replace(placed, workload=with_turns(placed, [sms] * count, [True] * count))
     layout = ProtocolLayout(placed.workload, placed.placement, signalling)
     buffers = {device: torch.from_numpy(np.zeros(layout.size(device), dtype=np.uint8)) for device in layout.devices}
     stages = placed.workload.stages
@@ -62,9 +69,9 @@ def launched(
         copies, readers = plan.copies(i, tensors), {placed.workload.edges[e].consumer for e in layout.out_edges(i)}
         later = bool(readers & set(parts))
         way = way_of(kind, stages[i], len(copies), sms, last=not readers, read_later=later)
-        relay = relay_of(copies) if way != BULK.value else None
+        relay = relay_of(copies) if way in RELAYS else None
         pieces.append(make_piece(workspace, i, source, weight, copies, None, way=way, relay=relay))
-    launch = Launch(configure(kind, TILE), pieces, workspace, grid=1, timeout_us=10**7)
+    launch = Launch(configure(kind, TILE, whole_tile=turns), pieces, workspace, grid=1, timeout_us=10**7)
     return launch._kernel, launch._arguments, launch._options
 
 
@@ -109,6 +116,24 @@ def test_the_segments_that_are_compiled_are_launched(
         assert compiler.compile_call(*launch).ptx == compiled("persistent", *segments, stride=32).ptx
 
 
+@pytest.mark.parametrize("devices", [2, 3])
+def test_what_is_sent_in_turn_is_compiled_so(devices: int) -> None:
+    placement = sharded(WIDTHS[1:], range(devices))
+    turn: dict[str, Any] = {"readers": devices, "copies": devices, "way": "in turn", "kept": True}
+    segments = [
+        hooks("order", "count", **turn), hooks("counter", "count", **turn, in_steps=True),
+        hooks("counter", "silent", in_steps=True),
+    ]  # fmt: skip
+    for device in range(devices):
+        parts = tuple(range(device, 3 * devices, devices))
+        launch = launched("persistent", parts, "counter", placement, turns=True)
+        assert compiler.compile_call(*launch).ptx == compiled("persistent", *segments, stride=32).ptx
+    alone = [hooks("order", "count", way="in turn"), hooks("counter", "count", way="in turn", in_steps=True)]
+    for part, segment in enumerate(alone):
+        launch = launched("persistent", (part,), "counter", turns=True)
+        assert compiler.compile_call(*launch).ptx == compiled("persistent", segment).ptx
+
+
 CALLS = [
     *((kind, (1,), "queue", None, 132) for kind in KERNELS),
     *(("persistent", (0, 2, 4), "counter", sharded(WIDTHS[1:], [0, 1]), sms) for sms in (132, 1)),
@@ -132,7 +157,7 @@ def test_integers_make_no_variants(
 
 def test_every_role_that_may_wait_claims_the_abort_word_with_a_number_of_its_own() -> None:
     """CTA c's role r with WAITING_ROLES * c + r + 1."""
-    roles = [LOAD_ROLE.value, *(MATH_ROLE.value + group for group in range(WARPGROUPS))]
+    roles = [LOAD_ROLE.value, STORE_ROLE.value, *(MATH_ROLE.value + group for group in range(WARPGROUPS))]
     assert sorted(roles) == list(range(WAITING_ROLES.value))
     assert max(configure("persistent", (m, n)).warpgroups for m, n in TILES) == WARPGROUPS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,14 +28,15 @@ from tests.kernels.variants import (
 from tilerelay.kernels.activation import CODES
 from tilerelay.kernels.config import HOPPER_SHARED_BYTES, MOST_SEGMENTS, configure
 from tilerelay.kernels.protocol import COUNT, Hooks
-from tilerelay.kernels.relay import BULK
+from tilerelay.kernels.relay import BULK, IN_TURN, RELAYS
 
 # All threads of the classical kernel compute and hold the tile; the compiler interleaves the erf of all its elements
 # and runs out of registers, once a tile. Several segments with many copies have more pointers than fit the registers
 # of a role: up to four are stored where the kernel begins. So have relays to several peers, which look at up to two
-# of them for each kilobyte that they copy. Everything else must keep its values in registers.
+# of them for each kilobyte that they copy, and tiles in turn to several peers, which look at all their readers' tables
+# at once. Everything else must keep its values in registers.
 SPILLED_BYTES = {("classical", "gelu"): 128, ("persistent", "silu"): 32}
-RELAY_SPILLED_BYTES = 24
+RELAY_SPILLED_BYTES, TURN_SPILLED_BYTES = 24, 40
 
 
 def check(kind: str, *segments: Hooks, **options: Any) -> None:
@@ -43,14 +45,18 @@ def check(kind: str, *segments: Hooks, **options: Any) -> None:
     seen = {name: options.get(name, False) for name in ("stamps", "bias")}
     assert broken_rules(code.ptx, kind=kind, segments=segments, shared=options.get("shared", ()), **seen) == []
     spilled = SPILLED_BYTES.get((kind, options.get("activation", "none")), 0)
-    if any(segment.way != BULK.value and segment.copies > 2 for segment in segments):
+    if any(segment.way in RELAYS and segment.copies > 2 for segment in segments):
         spilled = max(spilled, RELAY_SPILLED_BYTES)
+    if any(segment.way == IN_TURN.value and segment.copies > 2 for segment in segments):
+        spilled = max(spilled, TURN_SPILLED_BYTES)
     assert code.stack_bytes <= spilled, "registers are spilled"
     assert code.local_bytes == 0
     if kind == "persistent":
         # ptxas may make each product wait for the one before it, and says so to nobody who launches the kernel.
         assert products_waited_for(code.cubin) == code.ptx.count("wgmma.commit_group"), "products are serialised"
-    assert code.shared_bytes <= configure(kind, options.get("tile", TILE)).shared_bytes <= HOPPER_SHARED_BYTES
+    whole_tile = any(segment.way == IN_TURN.value for segment in segments)
+    config = configure(kind, options.get("tile", TILE), whole_tile=whole_tile)
+    assert code.shared_bytes <= config.shared_bytes <= HOPPER_SHARED_BYTES
 
 
 def products_waited_for(cubin: bytes) -> int:
@@ -131,11 +137,14 @@ def test_a_warpgroup_that_waits_for_a_sum_meets_at_the_same_barriers() -> None:
     assert split_barriers(compiled("persistent", segment, shared=(0,)).ptx, "persistent", segment, (0,)) == []
 
 
-@pytest.mark.parametrize("way", ["bulk", "relay"])
+@pytest.mark.parametrize("way", ["bulk", "relay", "in turn"])
 def test_as_many_segments_and_copies_as_there_may_be_fit(way: str) -> None:
     """What the roles are handed lies in shared memory; eight copies are those of eight devices."""
-    first, inner = (hooks(source, "count", readers=8, copies=8, way=way) for source in ("order", "counter"))
+    turns = {"kept": way == "in turn"}
+    first, inner = (hooks(source, "count", readers=8, copies=8, way=way, **turns) for source in ("order", "counter"))
     segments = [first, *[inner] * (MOST_SEGMENTS - 2), hooks("counter", "silent", copies=8, way="relay but last")]
+    if way == "in turn":
+        segments = [first, *(replace(segment, in_steps=True) for segment in segments[1:])]
     shared = tuple(range(MOST_SEGMENTS))
     code = compiled("persistent", *segments, stride=32, bias=True, shared=shared)
     assert broken_rules(code.ptx, kind="persistent", segments=segments, bias=True, shared=shared) == []
@@ -188,10 +197,10 @@ def test_every_copy_is_stored_before_one_fence_that_serves_all_readers(segments:
         tail = program.after(stored[-1], stop=lambda i: i.opcode.startswith("cp.async.bulk.tensor"))
         adds = [i for i in program.where(lambda i: i.opcode.startswith("atom.")) if i.index in tail]
         readers = {program.memory(i) for i in adds if ".scoreboard" in program.memory(i)}
-        assert readers == {f"{s}.outbox{reader}.scoreboard" for reader in range(segment.readers)}
+        assert readers == {f"{s}.outbox{reader}.scoreboard" for reader in range(segment.kept, segment.readers)}
         assert count(tail, "fence.acq_rel.sys") == 1
         waits = [program.instructions[n] for n in tail if program.instructions[n].opcode.endswith("bulk.wait_group")]
-        relayed = segment.way != BULK.value
+        relayed = segment.way in RELAYS
         assert len(waits) == 2 + relayed, "one before the fence, one where the kernel ends, one before a relay"
         to_peers = [n for n in tail if program.memory(program.instructions[n]) == f"*{s}.relay.peers"]
         assert len(to_peers) == LOADS * (segment.copies - 1) * relayed

@@ -12,7 +12,7 @@ from tests.kernels.ptx import Instruction, Program
 from tests.kernels.ptx_rules import broken_rules, parameter_names, split_barriers, stored_in_bulk
 from tests.kernels.variants import KERNELS, LOADS, SEVERAL, STORES, WAYS, compiled, hooks
 from tilerelay.kernels.protocol import ORDER, SILENT, Hooks
-from tilerelay.kernels.relay import BULK
+from tilerelay.kernels.relay import BULK, RELAYS
 
 FENCE = r"fence\.acq_rel\.sys;"
 PROXY_FENCE = r"fence\.proxy\.async;"
@@ -108,11 +108,15 @@ def test_another_variant_is_noticed(kind: str, source: str, signal: str, taken_f
 
 # Several segments and copies: a mistake in any one of them
 
-MISTAKEN = ["a whole output on both", "three stages", "a relayed whole output on both", "three stages, relayed"]
+MISTAKEN = [
+    "a whole output on both", "three stages", "a relayed whole output on both", "three stages, relayed",
+    "three stages, in turn", "elsewhere, in turn",
+]  # fmt: skip
 
 
-def published(segment: Hooks) -> bool:
-    return bool(segment.signal != SILENT.value)
+def published(segment: Hooks) -> int:
+    """How often: to a reader here first, where the others' tiles are sent in turn."""
+    return (segment.signal != SILENT.value) * (1 + segment.kept)
 
 
 @pytest.mark.parametrize("segments", [SEVERAL[name] for name in MISTAKEN], ids=MISTAKEN)
@@ -123,7 +127,7 @@ def published(segment: Hooks) -> bool:
         (FENCE, r"\g<0> \g<0>", "rule 3", published),
         # The wait of a relay serves for publishing, too.
         (FULL_WAIT, "", "rule 1", lambda h: published(h) or h.way != BULK.value),
-        (PROXY_FENCE, "", "rule 4", lambda h: h.source != ORDER.value),
+        (PROXY_FENCE, "", "rule 4", lambda h: (h.source != ORDER.value) * (1 + h.in_steps)),
         (COUNT, "atom.global.gpu.relaxed.add", "rule 3", lambda h: h.readers),
         (BULK_STORE, NOTHING, "rule 1", lambda h: STORES * stored_in_bulk(h) * (stored_in_bulk(h) > 1)),
     ],
@@ -207,12 +211,71 @@ def test_a_relay_where_none_should_be_is_noticed(access: str) -> None:
     assert [broken(changed, "persistent", segment) for changed in changes] == [set(), {"rule 1"}]
 
 
+RELAYS_BY_NAME = {name for name, way in WAYS.items() if way in RELAYS}
+
+
 @pytest.mark.parametrize("taken_for", WAYS)
 @pytest.mark.parametrize("way", WAYS)
 def test_another_way_of_the_tiles_is_noticed(way: str, taken_for: str) -> None:
     actual, taken = (hooks("order", "count", readers=2, copies=2, way=name) for name in (way, taken_for))
-    wrong = {"rule 6"} if way != taken_for else set()
-    assert broken(compiled("persistent", actual).ptx, "persistent", taken) == wrong, "parameters differ in number"
+    same_parameters = not RELAYS_BY_NAME & {way, taken_for}
+    found = broken(compiled("persistent", actual).ptx, "persistent", taken)
+    assert found == set() if way == taken_for else ("rule 8" if same_parameters else "rule 6") in found
+
+
+# Turns and steps
+
+LOOK = r"atom\.global\.sys\.acquire\.add"
+READ_WAIT = r"cp\.async\.bulk\.wait_group\.read\s+0;"
+LET_GO = rf"({READ_WAIT}(?:(?!{READ_WAIT}).)*?)@%p\d+ atom\.global\.gpu\.relaxed\.exch[^;]*;"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "becomes", "rule"),
+    [
+        (LOOK, "atom.global.sys.relaxed.add", "rule 4"),
+        (LOOK, "atom.global.gpu.acquire.add", "rule 4"),
+        (LET_GO, r"\1", "rule 8"),
+        (READ_WAIT, "", "rule 8"),
+        (r"%globaltimer", "%clock64", "rule 7"),
+    ],
+    ids=["relaxed", "of this device", "nobody is let go", "let go early", "no deadline"],
+)
+def test_a_mistake_in_turns_and_steps_is_noticed(pattern: str, becomes: str, rule: str) -> None:
+    segment = hooks("counter", "count", readers=2, copies=2, way="in turn", in_steps=True, kept=True)
+    ptx = compiled("persistent", segment).ptx
+    changed, count = re.subn(pattern, becomes, ptx, flags=re.DOTALL)
+    assert count, "nothing to change"
+    assert broken(ptx, "persistent", segment) == set()
+    assert rule in broken(changed, "persistent", segment)
+
+
+@pytest.mark.parametrize(("pattern", "what"), [(BARRIER, "barrier"), (PROXY_FENCE, "proxy fence")])
+def test_what_is_missing_after_either_wait_for_inputs_is_noticed(pattern: str, what: str) -> None:
+    """After the prologue's polls and after the look at a later step's."""
+    segment = hooks("counter", "silent", in_steps=True)
+    ptx = re.sub(pattern, "", compiled("persistent", segment).ptx)
+    missing = [line for line in broken_rules(ptx, kind="persistent", segments=[segment]) if f"no {what}" in line]
+    assert {opcode for line in missing for opcode in ("ld.", "atom.") if f" {opcode}" in line} == {"ld.", "atom."}
+
+
+def test_a_tile_that_is_announced_elsewhere_before_it_is_sent_is_noticed() -> None:
+    """The reader here, told first, and the other one change places: the latter's tile has not been sent then."""
+    segment = hooks("counter", "count", readers=2, copies=2, way="in turn", in_steps=True, kept=True)
+    ptx = compiled("persistent", segment).ptx
+    names = parameter_names([segment])
+    here, there = (f"_param_{names.index(f'0.outbox{reader}.scoreboard')}]" for reader in (0, 1))
+    assert here in ptx and there in ptx
+    changed = ptx.replace(here, "<there>").replace(there, here).replace("<there>", there)
+    assert broken(changed, "persistent", segment) == {"rule 1"}
+
+
+def test_a_turn_without_a_deadline_is_noticed() -> None:
+    segment = hooks("order", "count", way="in turn")  # nothing but turns is waited for
+    ptx = compiled("persistent", segment).ptx
+    changed, count = re.subn(r"%globaltimer", "%clock64", ptx)
+    assert count and broken(ptx, "persistent", segment) == set()
+    assert broken(changed, "persistent", segment) == {"rule 7"}
 
 
 # Sums that two CTAs share

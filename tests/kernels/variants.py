@@ -7,11 +7,11 @@ from functools import cache
 from tilerelay.kernels.compile import CompiledGemm, compile_gemm
 from tilerelay.kernels.config import KERNELS, configure
 from tilerelay.kernels.protocol import COUNT, COUNTER, ORDER, PUSH, QUEUE, SILENT, Hooks
-from tilerelay.kernels.relay import AT_ONCE, BULK, RELAY, RELAY_BUT_LAST, WORD
+from tilerelay.kernels.relay import AT_ONCE, BULK, IN_TURN, RELAY, RELAY_BUT_LAST, WORD
 
 SOURCES = {"order": ORDER.value, "queue": QUEUE.value, "counter": COUNTER.value}
 SIGNALS = {"silent": SILENT.value, "push": PUSH.value, "count": COUNT.value}
-WAYS = {"bulk": BULK.value, "relay": RELAY.value, "relay but last": RELAY_BUT_LAST.value}
+WAYS = {"bulk": BULK.value, "relay": RELAY.value, "relay but last": RELAY_BUT_LAST.value, "in turn": IN_TURN.value}
 
 # (signal, entries name groups); only pushes know entries.
 ANNOUNCEMENTS = [("silent", True), ("push", True), ("push", False), ("count", True)]
@@ -25,11 +25,19 @@ __all__ = [
 
 
 def hooks(
-    source: str, signal: str, *, group_entries: bool = True, readers: int = 1, copies: int = 1, way: str = "bulk"
+    source: str,
+    signal: str,
+    *,
+    group_entries: bool = True,
+    readers: int = 1,
+    copies: int = 1,
+    way: str = "bulk",
+    in_steps: bool = False,
+    kept: bool = False,
 ) -> Hooks:
     """A segment's hooks, by the words' names; a silent one has no readers."""
     readers = 0 if signal == "silent" else readers
-    return Hooks(SOURCES[source], SIGNALS[signal], group_entries, readers, copies, WAYS[way])
+    return Hooks(SOURCES[source], SIGNALS[signal], group_entries, readers, copies, WAYS[way], in_steps, kept)
 
 
 # The instructions that store a tile in one place: each takes a swizzled row of 128 bytes of a warpgroup's rows.
@@ -60,6 +68,19 @@ SEVERAL = {
         hooks("counter", "count", readers=3, copies=3, way="relay"),
         hooks("counter", "silent"),
     ),
+    "a cut output, in turn": (
+        hooks("order", "count", readers=2, copies=2, way="in turn", kept=True),
+        hooks("counter", "silent", in_steps=True),
+    ),
+    "three stages, in turn": (
+        hooks("order", "count", readers=3, copies=3, way="in turn", kept=True),
+        hooks("counter", "count", readers=3, copies=3, way="in turn", in_steps=True, kept=True),
+        hooks("counter", "silent", copies=3, in_steps=True),
+    ),
+    "elsewhere, in turn": (
+        hooks("order", "count", readers=2, copies=2, way="in turn"),
+        hooks("counter", "count", way="in turn", in_steps=True),
+    ),
     "four copies, relayed": (
         hooks("order", "count", readers=4, copies=4, way="relay"),
         hooks("counter", "silent", copies=4, way="relay but last"),
@@ -79,7 +100,8 @@ def compiled(
     shared: tuple[int, ...] = (),
     stride: int = 1,
 ) -> CompiledGemm:
+    whole_tile = any(segment.way == IN_TURN.value for segment in segments)
     return compile_gemm(
-        configure(kind, tile), segments,
+        configure(kind, tile, whole_tile=whole_tile), segments,
         dtype=dtype, bias=bias, activation=activation, stamps=stamps, shared=shared, stride=stride,
     )  # fmt: skip

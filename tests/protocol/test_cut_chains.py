@@ -118,10 +118,11 @@ def test_a_stages_numbers_are_what_its_kernel_needs() -> None:
         assert [numbers[name] for name in ("tickets", "tiles_n", "n", "k")] == [grid.tiles, grid.cols, grid.n, part.k]
     queue = ProtocolLayout(PER_TILE, pipelined([0, 1, 2]), "queue")
     # Stage 1 has 4 x 3 tiles, each an entry; stage 2 has 4 x 3, too: rings of sixteen.
-    assert queue.stage_numbers(1) == (1, 12, 3, 136, 320, 12, 15, 1, 15, 1)
+    assert queue.stage_numbers(1) == (1, 12, 3, 136, 320, 12, 15, 1, 1, 15, 1, 0)
     grouped = ProtocolLayout(CHAIN, pipelined([0, 1, 2]), "queue")
-    assert grouped.stage_numbers(1) == (1, 12, 3, 136, 320, 4, 3, 3, 3, 3)
-    assert grouped.stage_numbers(0)[5:] == (1, 0, 1, 3, 3) and grouped.stage_numbers(2)[5:] == (4, 3, 3, 0, 1)
+    assert grouped.stage_numbers(1) == (1, 12, 3, 136, 320, 4, 3, 3, 1, 3, 3, 0)
+    assert grouped.stage_numbers(0)[5:] == (1, 0, 1, 1, 3, 3, 0)
+    assert grouped.stage_numbers(2)[5:] == (4, 3, 3, 1, 0, 1, 0)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

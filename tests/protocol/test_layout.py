@@ -16,9 +16,9 @@ from tilerelay.graph.tiling import TileGrid, row_panel_order
 from tilerelay.graph.workload import Edge, Stage, Workload
 from tilerelay.protocol.layout import ALIGNMENT, SIGNALLINGS, Field, ProtocolLayout, wrap32
 
-STAGE_FIELDS = ("epoch", "finished", "abort", "wake", "order", "numbers", "published")
-PRODUCER_FIELDS = ("offsets", "groups", "need", "member_offsets", "members", "tail")
-CONSUMER_FIELDS = ("consumer_need", "group_of", "ring")
+STAGE_FIELDS = ("epoch", "finished", "abort", "wake", "order", "numbers", "sent", "published")
+PRODUCER_FIELDS = ("offsets", "counters", "need", "member_offsets", "members", "tail")
+CONSUMER_FIELDS = ("consumer_need", "steps", "group_of", "ring")
 
 
 @st.composite
@@ -91,7 +91,7 @@ def test_memory_before_a_run(layout: ProtocolLayout, epoch: int) -> None:
             assert (contents(layout, layout.stage_field(index, name), epoch) == value).all(), name
     for index, edge in enumerate(layout.workload.edges):
         d, numbers = edge.dependencies, layout.edge_numbers(index)
-        for name in ("offsets", "groups", "member_offsets", "members", "group_of"):
+        for name in ("offsets", "counters", "member_offsets", "members", "group_of"):
             assert np.array_equal(contents(layout, layout.edge_field(index, name), epoch), getattr(d, name)), name
         need = sum(e.dependencies.need for e in sharers(layout, edge))
         for name in ("need", "consumer_need"):
@@ -127,11 +127,11 @@ def test_the_same_request_gives_the_same_memory(layout: ProtocolLayout) -> None:
 
 
 def test_sizes_are_known() -> None:
-    """Two stages of 2 x 2 and 2 x 3 tiles: 7 fields a stage, 6 + 3 arrays and a scoreboard an edge, one line each."""
+    """Two stages of 2 x 2 and 2 x 3 tiles: 8 fields a stage, 6 + 4 arrays and a scoreboard an edge, one line each."""
     layout = ProtocolLayout(dense_chain(256, [64, 512, 768]), pipelined([0, 1]), "queue")
-    assert (layout.size(0), layout.size(1)) == ((7 + 6 + 1) * 128, (7 + 3) * 128)
+    assert (layout.size(0), layout.size(1)) == ((8 + 6 + 1) * 128, (8 + 4) * 128)
     layout = ProtocolLayout(dense_chain(256, [64, 512, 768]), pipelined([0, 1]), "counter")
-    assert (layout.size(0), layout.size(1)) == ((7 + 6) * 128, (7 + 3 + 1) * 128)
+    assert (layout.size(0), layout.size(1)) == ((8 + 6) * 128, (8 + 4 + 1) * 128)
 
 
 @pytest.mark.parametrize(

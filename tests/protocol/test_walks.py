@@ -84,7 +84,7 @@ def test_second_pieces_first_is_a_deadlock_that_names_the_tiles() -> None:
 
 
 def test_a_place_is_not_used_twice_in_a_run() -> None:
-    ledger = Ledger(Workload((WALKS.stages[0],), ()))
+    ledger = Ledger(Workload((WALKS.stages[0],), ()), lambda _: 0)
     ledger.begin_sum(0, 3, 0, run=0)
     with pytest.raises(InvariantBroken, match="begins its sum where that of tile 3 lies"):
         ledger.begin_sum(0, 4, 0, run=0)

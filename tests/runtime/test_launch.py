@@ -1,5 +1,6 @@
 """The size of a persistent grid, and how tiles get to other devices."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from tilerelay.graph.tiling import TileGrid
 from tilerelay.graph.workload import Stage, with_walk
-from tilerelay.kernels.relay import BULK, RELAY, RELAY_BUT_LAST
+from tilerelay.kernels.relay import BULK, IN_TURN, RELAY, RELAY_BUT_LAST
 from tilerelay.runtime.launch import balanced_grid, relay_of, way_of
 
 STAGE = Stage("layer", TileGrid(3584, 4096, 128, 256), k=8192)
@@ -70,6 +71,11 @@ def test_all_other_tiles_are_stored_in_bulk(change: dict[str, Any], last: bool) 
 def test_what_is_read_while_it_is_made_is_stored_in_bulk() -> None:
     assert way(read_later=False) == BULK.value
     assert way(read_later=False, last=True) == RELAY_BUT_LAST.value
+
+
+@pytest.mark.parametrize("change", [{}, {"copies": 1}, {"read_later": False}, {"sms": STAGE.grid.tiles}])
+def test_what_the_graph_sends_in_turn_is_sent_so(change: dict[str, Any]) -> None:
+    assert way(stage=replace(STAGE, under_way=16), **change) == IN_TURN.value
 
 
 def test_a_relay_goes_from_the_last_copy_to_all_others() -> None:

@@ -12,8 +12,10 @@ import torch
 
 from tilerelay.errors import InvalidInput
 from tilerelay.graph.catalog import dense_chain
+from tilerelay.graph.dependency import gemm_dependencies
 from tilerelay.graph.placement import Placement, pipelined, sharded
 from tilerelay.graph.tiling import TileGrid, grouped_order
+from tilerelay.graph.turns import UNDER_WAY
 from tilerelay.graph.walk import even_walk
 from tilerelay.graph.workload import Stage, Workload, chain
 from tilerelay.kernels.config import HOPPER_SHARED_BYTES, MOST_SEGMENTS, configure
@@ -62,6 +64,22 @@ def test_parts_with_a_thin_last_wave_get_walks_of_one_grid(gpus: int) -> None:
         assert grid_of("persistent", mine[1:], 132) == 64
 
 
+def test_a_single_wave_is_sent_in_turn_and_its_kernel_has_room_for_a_whole_tile() -> None:
+    made = cut([4096, 8192, 4096], 2)
+    assert [stage.under_way for stage in made.cut.workload.stages] == [UNDER_WAY, UNDER_WAY, None, None]
+    assert [(c.num_buffers, c.store_buffers) for c in made.configs] == [(3, 2)] * 4, "one kernel for both of a device"
+    chained = plan(dense_chain(512, [4096, 8192, 4096]), pipelined([0, 1]))
+    assert [stage.under_way for stage in chained.cut.workload.stages] == [UNDER_WAY, None]
+    assert [(c.num_buffers, c.store_buffers) for c in chained.configs] == [(3, 2), (4, 1)]
+    for other in (
+        cut([4096, 8192 * 8, 8192], 2),
+        cut([4096, 8192, 4096], 2, kernel="classical"),
+        plan(dense_chain(512, [4096, 8192, 4096]), pipelined([0, 1]), signalling="queue"),
+    ):
+        assert not any(stage.under_way for stage in other.cut.workload.stages)
+        assert {c.store_buffers for c in other.configs} == {1}
+
+
 def test_who_gets_no_walk() -> None:
     """Stages that are read while they are made, classical ones, a queue's readers, and orders that were asked for."""
     widths = [4096, THIN, THIN]
@@ -85,6 +103,19 @@ def test_counters_unless_a_consumer_has_to_follow_its_producers_order() -> None:
     assert plan(ordered, pipelined([0, 1]), signalling="counter").signalling == "counter"
     last_too = replace(whole, stages=tuple(replace(stage, order=order) for stage in whole.stages))
     assert plan(last_too, pipelined([0, 1])).signalling == "counter", "with a queue, its own order would not be used"
+
+
+@pytest.mark.parametrize("what", ["turns", "steps"])
+def test_turns_and_steps_of_the_callers_are_refused(what: str) -> None:
+    chain = dense_chain(512, [512, 512, 512])
+    first, second = chain.stages
+    stepped = gemm_dependencies(first.grid, second.grid, steps=(256, 512))
+    given = {
+        "turns": replace(chain, stages=(replace(first, under_way=4), second)),
+        "steps": replace(chain, edges=(replace(chain.edges[0], dependencies=stepped),)),
+    }
+    with pytest.raises(InvalidInput, match="leave under_way=None and steps="):
+        plan(given[what], pipelined([0, 1]))
 
 
 def test_a_walk_of_the_callers_is_refused() -> None:

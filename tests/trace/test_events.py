@@ -8,11 +8,16 @@ import pytest
 from tests.trace.made import WORKERS, pipeline, random_trace, table
 from tilerelay.errors import InvalidInput
 from tilerelay.graph.catalog import dense_chain
+from tilerelay.graph.cut import cut
 from tilerelay.graph.dependency import from_prerequisites
-from tilerelay.graph.workload import Edge
+from tilerelay.graph.placement import sharded
+from tilerelay.graph.tiling import TileGrid
+from tilerelay.graph.turns import with_turns
+from tilerelay.graph.workload import Edge, Stage, Workload
 from tilerelay.kernels import protocol
 from tilerelay.trace import events
 from tilerelay.trace.events import EVENTS, KEYS, PHASES, PUBLISHED, ROLES, STAGE, TILE, edge_info, first_workers
+from tilerelay.trace.files import from_values, to_values
 
 ONE = dense_chain(64, [64, 64], tile=(64, 64))
 GOOD = ((0, 0, 0, 0), (0, 1, 2, 3, 4, 5))
@@ -72,6 +77,40 @@ def test_edges_name_the_same_prerequisites_as_the_workload(seed: int) -> None:
         found = {tile: sorted(tiles.tolist()) for tiles, members in info.groups for tile in members.tolist()}
         assert found == {tile: sorted(n.tolist()) for tile, n in enumerate(needs)}
         assert len(info.groups) == len({tuple(sorted(n.tolist())) for n in needs})
+
+
+def test_a_sum_in_steps_begins_with_the_tiles_of_its_first_step() -> None:
+    """Two parts of 640 columns in tiles of 128; the first of three steps is 256 columns, two tiles of part 0."""
+    placed = cut(dense_chain(200, [64, 640, 136], tile=(128, 128)), sharded([640, 136], [0, 1]))
+    workload = with_turns(placed, [132] * 4, [True] * 4)
+    needed = {edge.producer: edge_info(edge) for edge in workload.edges if edge.consumer == 2}
+    assert [tiles.tolist() for tiles, _ in needed[0].groups] == [[0, 1, 2], [3, 4, 5]]
+    assert [tiles.tolist() for tiles in needed[0].first] == [[0, 1], [3, 4]]
+    assert [tiles.tolist() for tiles in needed[1].first] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("under_way", "device", "expected"),
+    [(16, 0, (1, 35)), (16, 1, (0, 90)), (None, 0, (0, 90))],
+    ids=["told early", "elsewhere", "not in turn"],
+)
+def test_a_tile_sent_in_turn_came_to_its_own_device_when_it_was_computed(
+    under_way: int | None, device: int, expected: tuple[int, int]
+) -> None:
+    """Tile 0, published everywhere at 90, and one from device 2, published at 35; the reader is on device 0."""
+    need, grid = from_prerequisites(1, [[0]]), TileGrid(1, 1, 1, 1)
+    stages = (Stage("a", grid, 1, under_way=under_way), Stage("b", grid, 1), Stage("c", grid, 1))
+    workload = Workload(stages, (Edge(0, 2, need), Edge(1, 2, need)))
+    early, late, reader = (0, 10, 11, 20, 30, 90), (0, 10, 11, 20, 30, 35), (40, 41, 42, 95, 96, 97)
+    trace = table(workload, [((0, 0, device, 0), early), ((1, 0, 2, 0), late), ((2, 0, 0, 1), reader)])
+    assert (trace.last_prerequisite[2], trace.arrival[2]) == expected
+
+
+def test_a_table_without_first_tiles_is_one_without_steps() -> None:
+    values = to_values(pipeline())
+    del values["edges"][0]["first"]
+    (edge,) = from_values(values).edges
+    assert [tiles.tolist() for tiles in edge.first] == [tiles.tolist() for tiles, _ in edge.groups]
 
 
 @pytest.mark.parametrize("seed", range(30))

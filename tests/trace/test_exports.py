@@ -149,6 +149,8 @@ def damage(text: str, what: str) -> str:
         ours["edges"][0]["consumer"] = "one"
     elif what == "run of tiles":
         ours["edges"][0]["groups"][0][0] = [[0, 10**9]]
+    elif what == "first tiles":
+        ours["edges"][0]["first"].pop()
     elif what == "unit":
         ours["clock"]["unit"] = "fortnights"
     elif what == "grid":
@@ -165,7 +167,7 @@ DAMAGES = {
     "format": "format 99", "columns": "columns", "no clock": "no 'clock'", "short record": "damaged",
     "text in a record": "damaged", "tile": "not in their stage's grid", "huge number": "damaged", "edge": "0 -> 7",
     "edge of text": "damaged", "run of tiles": "of a stage with 12", "unit": "fortnights", "grid": "m=0",
-    "stages": "damaged", "table": "not a JSON object",
+    "stages": "damaged", "table": "not a JSON object", "first tiles": "begins 5 of 6 groups",
 }  # fmt: skip
 
 

@@ -27,6 +27,8 @@ class Stage:
             signalling); None: the pipeline chooses (`with_orders`).
         walk: which pieces of the tiles each CTA computes; None: whole tiles, in this order, each taken by the next CTA.
             Made by the pipeline.
+        under_way: how many tiles are sent to other devices at once, in the order of computation; None: each tile when
+            it is computed. Made by the pipeline (`graph.turns`).
     """
 
     name: str
@@ -36,6 +38,7 @@ class Stage:
     bias: bool = False
     order: Int32s | None = None
     walk: Walk | None = None
+    under_way: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or not 0 < self.k <= LARGEST:
@@ -44,6 +47,8 @@ class Stage:
             raise InvalidInput(
                 f"stage {self.name}: unknown activation {self.activation!r}; choose one of {', '.join(ACTIVATIONS)}"
             )
+        if self.under_way is not None and (self.under_way < 1 or self.walk is not None):
+            raise InvalidInput(f"stage {self.name}: under_way={self.under_way}: at least one tile, and not with a walk")
         if self.order is not None:
             object.__setattr__(self, "order", permutation_order(self.grid, self.order))
 

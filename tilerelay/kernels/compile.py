@@ -26,7 +26,7 @@ from tilerelay.kernels.activation import CODES
 from tilerelay.kernels.call import Piece, gemm_call
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import Control, Handover, Hooks, Inbox, Outbox, Segment
-from tilerelay.kernels.relay import BULK, Relay
+from tilerelay.kernels.relay import RELAYS, Relay
 from tilerelay.kernels.sync import INTERPRETED
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -81,15 +81,15 @@ def compile_gemm(
     m, n, k = config.block_m, config.block_n, config.block_k
     a, b, c = (torch.empty(shape, dtype=DTYPES[dtype]) for shape in ((m, k), (n, k), (m, n)))
     word, pair = torch.empty(16, dtype=torch.int32), torch.empty(16, dtype=torch.int64)
-    control = Control(word, word, word, word, word, word, pair, word, pair if stamps else None)
+    control = Control(word, word, word, word, word, word, word, pair, word, pair if stamps else None)
     handover = Handover(word, word, torch.empty(m, n))
-    inbox, outbox = Inbox(pair, word, word, word), Outbox(word, word, word, word, word, word, word, pair, word)
+    inbox, outbox = Inbox(pair, word, word, word, word), Outbox(word, word, word, word, word, word, word, pair, word)
     pieces = [
         Piece(
             a, b, (c,) * h.copies,
             Segment(
                 control, inbox, (outbox,) * h.readers, b[0] if bias else None, handover if s in shared else None,
-                Relay(c, pair) if h.way != BULK.value else None,
+                Relay(c, pair) if h.way in RELAYS else None,
             ),
             h, CODES[activation],
         )

@@ -52,13 +52,16 @@ class KernelConfig:
         return loads + stores
 
 
-def configure(kind: str, tile: tuple[int, int], shared_limit: int = HOPPER_SHARED_BYTES) -> KernelConfig:
+def configure(
+    kind: str, tile: tuple[int, int], shared_limit: int = HOPPER_SHARED_BYTES, *, whole_tile: bool = False
+) -> KernelConfig:
     """The kernel for a tile shape, with as many buffers as shared memory holds.
 
     Args:
         kind: "persistent" (warp-specialised, one CTA per SM) or "classical" (a CTA per tile).
         tile: (block_m, block_n); 64, 128 or 256 rows, 32 to 256 columns, powers of two.
         shared_limit: bytes of shared memory that a CTA may have.
+        whole_tile: output blocks for a whole tile, so that the next one is computed while it waits for its turn.
 
     Raises:
         InvalidInput: unknown kind, a tile shape without a kernel, or one that does not fit shared memory.
@@ -74,9 +77,12 @@ def configure(kind: str, tile: tuple[int, int], shared_limit: int = HOPPER_SHARE
     # A warpgroup per 128 x 128 accumulators in the classical kernel, where more of them only wait.
     num_warps = 4 if kind == "persistent" or block_m * block_n <= 128 * 128 else 8
     warpgroups = 2 if kind == "persistent" and block_m >= 128 else 1
+    store_buffers = block_n // store_n if whole_tile else 1
     most = _MAX_BUFFERS if kind == "persistent" else _MAX_CLASSICAL_BUFFERS
     for num_buffers in range(most, 1, -1):
-        config = KernelConfig(kind, block_m, block_n, BLOCK_K, num_buffers, 1, store_n, num_warps, warpgroups)
+        config = KernelConfig(
+            kind, block_m, block_n, BLOCK_K, num_buffers, store_buffers, store_n, num_warps, warpgroups
+        )
         if config.shared_bytes <= shared_limit and block_m * block_n <= 128 * 256:
             return config
     raise InvalidInput(

@@ -32,8 +32,9 @@ def compute_tile(
     for k in range(tl.cdiv(numbers.k, BLOCK_K)):
         a = a_desc.load([row, k * BLOCK_K])
         b = b_desc.load([col, k * BLOCK_K])
-        if INTERPRETED:  # its bf16 products are wrong
-            acc = tl.dot(widen(a), widen(b).T, acc)
+        if INTERPRETED:  # its bf16 products are wrong; those in fp64 are exact, so that no order of a sum shows
+            product = tl.dot(widen(a).to(tl.float64), widen(b).to(tl.float64).T, out_dtype=tl.float64)
+            acc += product.to(tl.float32)
         else:
             acc = tl.dot(a, b.T, acc)
     stamp(control.stamps, tile, COMPUTED, EVENTS)
@@ -44,5 +45,6 @@ def compute_tile(
     COPIES: tl.constexpr = HOOKS.copies
     for copy in tl.static_range(COPIES):
         c_descs[copy].store([row, col], c)
-    epilogue(tile, epoch, alive, tl.arange(0, 32), segment, numbers, HOOKS, STRIDE)
+    READERS: tl.constexpr = HOOKS.readers
+    epilogue(tile, epoch, alive, tl.arange(0, 32), segment, numbers, 0, READERS, HOOKS, STRIDE)
     leave(control, epoch)

@@ -9,10 +9,8 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tilerelay.kernels.protocol import MATH_ROLE, wait
+from tilerelay.kernels.protocol import FIRST_PIECE, MATH_ROLE, wait
 from tilerelay.kernels.sync import barrier, load_uniform
-
-FIRST_PIECE = tl.constexpr(-2)  # in an error record, in place of a group: what the wait was for
 
 
 @triton.jit

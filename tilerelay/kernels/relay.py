@@ -16,6 +16,9 @@ from tilerelay.kernels.sync import barrier, bulk_stores_complete
 BULK = gl.constexpr(0)  # by bulk stores, as to its own
 RELAY = gl.constexpr(1)
 RELAY_BUT_LAST = gl.constexpr(2)  # but a CTA's last tile of the stage, which somebody waits for, by bulk stores
+IN_TURN = gl.constexpr(3)  # by bulk stores, when it is the tile's turn (protocol.await_turn)
+
+RELAYS = (RELAY.value, RELAY_BUT_LAST.value)
 
 AT_ONCE = gl.constexpr(1024)  # bytes that a warp loads before it stores them
 WORD = gl.constexpr(4)  # elements of 16 bits that are copied as one

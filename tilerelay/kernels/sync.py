@@ -60,9 +60,12 @@ def bulk_stores_complete():
 
 
 @triton.jit
-def load_acquire(pointer):
-    """Acquire load at system scope (`ld.acquire.sys`): later reads see what the releasing thread had published."""
-    return tl.atomic_add(pointer, 0, sem="acquire", scope="sys")
+def load_acquire(pointer, zero=0, mask=None):
+    """Acquire load at system scope (`ld.acquire.sys`): later reads see what the releasing thread had published.
+
+    Of several pointers, one for each thread of a warp, with as many zeros, under a mask: an atomic add.
+    """
+    return tl.atomic_add(pointer, zero, mask=mask, sem="acquire", scope="sys")
 
 
 @triton.jit

@@ -25,7 +25,7 @@ SEPARATE = 32  # int32 words between counters that different devices write
 WARPGROUPS = 2  # of a CTA, at most: each hands its own part of a sum over
 
 # The host-visible error record of a stage, int32 words in this order (see kernels.protocol._end_run).
-RECORD_FIELDS = ("raised", "stage", "ticket", "tile", "group", "have", "want", "epoch")
+RECORD_FIELDS = ("raised", "stage", "ticket", "tile", "counter", "have", "want", "epoch")
 RECORD_WORDS = 16
 
 
@@ -75,7 +75,8 @@ NO_EDGE = EdgeNumbers(entries=1, ring_mask=0, group_size=1, largest_group=1, gro
 
 # The integers of a stage that its kernel reads from memory, in this order (see ProtocolLayout.stage_numbers).
 STAGE_NUMBERS = (
-    "stage", "tickets", "tiles_n", "n", "k", "in_entries", "in_mask", "in_group", "out_mask", "out_group",
+    "stage", "tickets", "tiles_n", "n", "k", "in_entries", "in_mask", "in_group", "in_steps",
+    "out_mask", "out_group", "under_way",
 )  # fmt: skip
 
 
@@ -83,7 +84,8 @@ class ProtocolLayout:
     """Where everything is, for one workload, placement and signalling.
 
     Raises:
-        InvalidInput: unknown signalling, or a placement for another number of stages.
+        InvalidInput: unknown signalling, a placement for another number of stages, or with queues a walk, turns or
+            steps.
     """
 
     def __init__(self, workload: Workload, placement: Placement, signalling: str) -> None:
@@ -99,6 +101,16 @@ class ProtocolLayout:
         for index, placed in enumerate(workload.stages):
             if placed.walk and signalling == "queue" and self.in_edges(index):
                 raise InvalidInput(f"stage {placed.name} has a walk, but its queue says what it computes: use counters")
+            if placed.under_way and signalling == "queue":
+                raise InvalidInput(
+                    f"stage {placed.name} sends its tiles in turn, but queues know no turns: use counters"
+                )
+        for edge in workload.edges:
+            if edge.dependencies.num_steps > 1 and signalling == "queue":
+                name = workload.stages[edge.consumer].name
+                raise InvalidInput(
+                    f"stage {name} reads its inputs in steps, but queues know whole groups: use counters"
+                )
         self._together = [self._sharers(edge) for edge in workload.edges]
         self._sizes = dict.fromkeys(placement.devices, 0)
         self._fields: dict[tuple[str, int, str], Field] = {}
@@ -151,6 +163,7 @@ class ProtocolLayout:
             if other.consumer == edge.consumer
             and np.array_equal(other.dependencies.members, d.members)
             and np.array_equal(other.dependencies.member_offsets, d.member_offsets)
+            and other.dependencies.steps == d.steps
         ]
 
     def stage_numbers(self, stage: int) -> tuple[int, ...]:
@@ -159,9 +172,11 @@ class ProtocolLayout:
         into, out = self.in_edges(stage), self.out_edges(stage)
         incoming = self.edge_numbers(into[0]) if into else NO_EDGE
         outgoing = self.edge_numbers(out[0]) if out else NO_EDGE
+        steps = self.workload.edges[into[0]].dependencies.num_steps if into else 1
         return (
             stage, self.tickets(stage), placed.grid.cols, placed.grid.n, placed.k,
-            incoming.entries, incoming.ring_mask, incoming.group_size, outgoing.ring_mask, outgoing.largest_group,
+            incoming.entries, incoming.ring_mask, incoming.group_size, steps,
+            outgoing.ring_mask, outgoing.largest_group, placed.under_way or 0,
         )  # fmt: skip
 
     def tickets(self, stage: int) -> int:
@@ -243,6 +258,7 @@ class ProtocolLayout:
             add("pieces", np.int32, walk.pieces.size, lambda _: walk.pieces.reshape(-1))
             add("given", np.int32, walk.places * WARPGROUPS, lambda epoch: wrap32(epoch - 1))
         add("numbers", np.int32, len(STAGE_NUMBERS), lambda _: np.asarray(self.stage_numbers(index), dtype=np.int32))
+        add("sent", np.int32, stage.grid.tiles, lambda epoch: wrap32(epoch - 1))
         add("published", np.int32, stage.grid.tiles, lambda epoch: wrap32(epoch - 1))
 
     def _add_edge(self, index: int, edge: Edge) -> None:
@@ -254,14 +270,16 @@ class ProtocolLayout:
             self._add("edge", index, name, device, dtype, count, initial)
 
         add("offsets", producer, np.int32, len(d.offsets), lambda _: d.offsets)
-        add("groups", producer, np.int32, len(d.groups), lambda _: d.groups)
+        add("counters", producer, np.int32, len(d.counters), lambda _: d.counters)
         shared = [self.workload.edges[e].dependencies.need for e in self._together[index]]
         need: Int32s = np.sum(shared, axis=0, dtype=np.int32)
-        add("need", producer, np.int32, d.num_groups, lambda _: need)
+        add("need", producer, np.int32, len(need), lambda _: need)
         add("member_offsets", producer, np.int32, d.num_groups + 1, lambda _: d.member_offsets)
         add("members", producer, np.int32, d.num_consumers, lambda _: d.members)
         add("tail", producer, np.int32, 1, lambda epoch: wrap32((epoch - 1) * numbers.entries))
-        add("consumer_need", consumer, np.int32, d.num_groups, lambda _: need)
+        add("consumer_need", consumer, np.int32, len(need), lambda _: need)
+        steps = d.steps or (self.workload.stages[edge.consumer].k,)
+        add("steps", consumer, np.int32, len(steps), lambda _: np.asarray(steps))
         add("group_of", consumer, np.int32, d.num_consumers, lambda _: d.group_of)
         # An entry of the epoch before the first one: no slot may look filled.
         add("ring", consumer, np.int64, numbers.ring_mask + 1, lambda epoch: wrap32(epoch - 1).astype(np.int64) << 32)
@@ -272,6 +290,6 @@ class ProtocolLayout:
             "scoreboard",
             producer if self.signalling == "queue" else consumer,
             np.int32,
-            d.num_groups * self.stride,
+            len(need) * self.stride,
             lambda epoch: np.repeat(wrap32((epoch - 1) * need.astype(np.int64)), self.stride),
         )

@@ -24,7 +24,10 @@ from tilerelay.protocol.ledger import InvariantBroken, Ledger
 # How likely the scheduler is to change its preferences before a step. "random" always does; "adversarial" lets some
 # agents sleep for long, in the middle of whatever they do, while all others run ahead.
 SCHEDULERS = {"random": 1.0, "adversarial": 0.02}
-FAULTS = ("lose_publish", "publish_twice", "publish_early", "skip_wait", "skip_reuse_wait", "skip_sum_wait")
+FAULTS = (
+    "lose_publish", "publish_twice", "publish_early", "skip_wait", "skip_reuse_wait", "skip_sum_wait", "skip_step_wait",
+    "lose_turn", "announce_unsent",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class ReferenceExecutor:
             raise InvalidInput(f"workers={list(workers)}: give a positive number for each of the {len(stages)} stages")
         if fault is not None and fault.kind not in FAULTS:
             raise InvalidInput(f"unknown fault {fault.kind!r}; choose one of {', '.join(FAULTS)}")
-        self.memory, self.ledger = Memory(layout, first_epoch), Ledger(layout.workload)
+        self.memory, self.ledger = Memory(layout, first_epoch), Ledger(layout.workload, layout.placement.device_of)
         self.events: list[Event] = []
         self._layout, self._stages, self._edges, self._workers = layout, stages, edges, workers
         self._queue = layout.signalling == "queue"
@@ -132,6 +135,7 @@ class ReferenceExecutor:
         for s in range(len(self._stages)):
             used = ["epoch", "finished", "abort"]
             used += ["given"] if self._stages[s].walk else []
+            used += ["sent"] if self._stages[s].under_way else []
             used += ["published"] if self._outputs[s] else []
             used += ["wake"] if self._queue and self._inputs[s] else []
             for name in used:
@@ -151,19 +155,20 @@ class ReferenceExecutor:
                 if self._is_empty(stage, ticket):
                     continue
                 tile = yield from self._prologue(stage, ticket, epoch)
+                yield from self._later_steps(stage, ticket, tile, epoch, run)
                 if not (yield from self._ends_sum(stage, ticket, tile, epoch, run)):
                     continue
                 self.ledger.start(stage, tile, run)
                 self.events.append(Event(self._step, stage, tile, worker, epoch, "started"))
                 if self._makes("publish_early", stage, ticket):
-                    yield from self._epilogue(stage, tile, epoch, run)
+                    yield from self._epilogue(stage, ticket, tile, epoch, run)
                 yield None
-                self.ledger.finish(stage, tile, run)
+                self.ledger.finish(stage, tile, run, here_alone=self._stages[stage].under_way is not None)
                 self.events.append(Event(self._step, stage, tile, worker, epoch, "finished"))
                 if not self._makes("lose_publish", stage, ticket):
-                    yield from self._epilogue(stage, tile, epoch, run)
+                    yield from self._epilogue(stage, ticket, tile, epoch, run)
                 if self._makes("publish_twice", stage, ticket):
-                    yield from self._epilogue(stage, tile, epoch, run)
+                    yield from self._epilogue(stage, ticket, tile, epoch, run)
             yield None
             self._leave(stage, epoch)
 
@@ -223,55 +228,95 @@ class ReferenceExecutor:
             slot = word((epoch - 1) * numbers.entries + ticket // numbers.group_size) & numbers.ring_mask
             if waits:
                 who = f"{self._stages[stage].name}, ticket {ticket}"
-                groups = range(len(self.ledger.prerequisites[first]))
+                groups = range(len(self.ledger.counted[first]))
                 describe = lambda: f"{who} waits for {self._missing(first, groups, epoch)}"
                 yield Wait(lambda: int(ring[slot]) >> 32 == epoch, describe)
             tile = word(int(ring[slot])) * numbers.group_size + ticket % numbers.group_size
         else:
             tile = int(self.memory.stage(stage, "order")[ticket])
         for edge in inputs if waits else []:
-            yield self._edge_ready(edge, tile, epoch)
+            yield self._edge_ready(edge, tile, 0, epoch)
         return tile
 
-    def _edge_ready(self, edge: int, tile: int, epoch: int) -> Wait:
-        """Counter signalling: the group's counter; queue signalling: the tile's entry, wherever in the ring it is."""
-        numbers, group = self._numbers[edge], int(self.memory.edge(edge, "group_of")[tile])
+    def _later_steps(self, stage: int, ticket: int, tile: int, epoch: int, run: int) -> Agent:
+        """The load role comes to the later steps of its piece of the tile's sum, and waits for their inputs."""
+        placed = self._stages[stage]
+        end = placed.k if placed.walk is None else int(placed.walk.pieces[ticket, 1])
+        for edge in self._inputs[stage]:
+            steps = self._edges[edge].dependencies.steps
+            for step in range(1, len(steps)):
+                if steps[step - 1] < end:
+                    if not self._makes("skip_step_wait", stage, ticket):
+                        yield self._edge_ready(edge, tile, step, epoch)
+                    self.ledger.read(edge, tile, step, run)
+
+    def _edge_ready(self, edge: int, tile: int, step: int, epoch: int) -> Wait:
+        """Counter signalling: the step's counter; queue signalling: the tile's entry, wherever in the ring it is."""
+        numbers, dependencies = self._numbers[edge], self._edges[edge].dependencies
+        counter = int(self.memory.edge(edge, "group_of")[tile]) * dependencies.num_steps + step
         who = f"{self._stages[self._edges[edge].consumer].name}, tile {tile}"
-        describe = lambda: f"{who} waits for {self._missing(edge, [group], epoch)}"
+        describe = lambda: f"{who} waits for {self._missing(edge, [counter], epoch)}"
         if self._queue:
             ring, entry = self.memory.edge(edge, "ring"), (epoch << 32) | tile // numbers.group_size
             return Wait(lambda: entry in ring, describe)
-        scoreboard, counter = self.memory.edge(edge, "scoreboard"), group * self._layout.stride
-        want = epoch * int(self.memory.edge(edge, "consumer_need")[group])
-        return Wait(lambda: word(int(scoreboard[counter]) - want) >= 0, describe)
+        scoreboard, at = self.memory.edge(edge, "scoreboard"), counter * self._layout.stride
+        want = epoch * int(self.memory.edge(edge, "consumer_need")[counter])
+        return Wait(lambda: word(int(scoreboard[at]) - want) >= 0, describe)
 
-    def _missing(self, edge: int, groups: Sequence[int], epoch: int) -> str:
-        """What the groups still need, from the words that kernels keep, too; any of them may be the one waited for."""
+    def _missing(self, edge: int, counters: Sequence[int], epoch: int) -> str:
+        """What the counters still count, from the words that kernels keep, too; any may be the one waited for."""
         found = []
         for e in self._layout.counted_together(edge):
-            stage = self._edges[e].producer
+            stage, steps = self._edges[e].producer, self._edges[e].dependencies.num_steps
             published = self.memory.stage(stage, "published")
-            for group in groups:
-                tiles = [p for p in self.ledger.prerequisites[e][group] if published[p] != epoch]
-                found += [f"tiles {tiles} of {self._stages[stage].name} (group {group})"] if tiles else []
+            for counter in counters:
+                tiles = [p for p in self.ledger.counted[e][counter] if published[p] != epoch]
+                where = f"group {counter // steps}" + (f", step {counter % steps}" if steps > 1 else "")
+                found += [f"tiles {tiles} of {self._stages[stage].name} ({where})"] if tiles else []
         return ", or ".join(found) or "a signal that was lost: all its prerequisites are published"
 
-    def _epilogue(self, stage: int, tile: int, epoch: int, run: int) -> Agent:
-        """Announce a tile: add one to every group that needs it; who completes a group pushes it (queue signalling)."""
+    def _epilogue(self, stage: int, ticket: int, tile: int, epoch: int, run: int) -> Agent:
+        """Announce a tile; in turn: on its own device at once, elsewhere when it has been sent."""
         if not self._outputs[stage]:
             return
+        device_of = self._layout.placement.device_of
+        here = [e for e in self._outputs[stage] if device_of(self._edges[e].consumer) == device_of(stage)]
         self.ledger.publish(stage, tile, run)
+        if self._stages[stage].under_way:
+            early = self._outputs[stage] if self._makes("announce_unsent", stage, ticket) else here
+            for edge in early:
+                yield from self._count(edge, tile, epoch, run)
+            yield from self._send(stage, ticket, tile, epoch)
+            self.ledger.finish(stage, tile, run)
+            here = early
         self.memory.stage(stage, "published")[tile] = epoch
         for edge in self._outputs[stage]:
-            offsets, scoreboard = self.memory.edge(edge, "offsets"), self.memory.edge(edge, "scoreboard")
-            for group in self.memory.edge(edge, "groups")[offsets[tile] : offsets[tile + 1]].tolist():
-                yield None
-                counter = group * self._layout.stride
-                scoreboard[counter] = word(int(scoreboard[counter]) + 1)
-                surplus = word(int(scoreboard[counter]) - epoch * int(self.memory.edge(edge, "need")[group]))
-                self.ledger.count(edge, group, surplus)
-                if self._queue and surplus == 0:
-                    yield from self._push(edge, group, epoch, run)
+            if not self._stages[stage].under_way or edge not in here:
+                yield from self._count(edge, tile, epoch, run)
+
+    def _send(self, stage: int, ticket: int, tile: int, epoch: int) -> Agent:
+        """Wait for the tile's turn, and let the one after it go."""
+        sent, order = self.memory.stage(stage, "sent"), self.memory.stage(stage, "order")
+        before = ticket - (self._stages[stage].under_way or 0)
+        if before >= 0:
+            earlier = int(order[before])
+            who = f"{self._stages[stage].name}, tile {tile} waits for its turn after tile {earlier}"
+            yield Wait(lambda: bool(sent[earlier] == epoch), lambda: who)
+        yield None
+        if not self._makes("lose_turn", stage, ticket):
+            sent[tile] = epoch
+
+    def _count(self, edge: int, tile: int, epoch: int, run: int) -> Agent:
+        """Add one to every counter that counts the tile; who completes a group pushes it (queue signalling)."""
+        offsets, scoreboard = self.memory.edge(edge, "offsets"), self.memory.edge(edge, "scoreboard")
+        for counter in self.memory.edge(edge, "counters")[offsets[tile] : offsets[tile + 1]].tolist():
+            yield None
+            at = counter * self._layout.stride
+            scoreboard[at] = word(int(scoreboard[at]) + 1)
+            surplus = word(int(scoreboard[at]) - epoch * int(self.memory.edge(edge, "need")[counter]))
+            self.ledger.count(edge, counter, surplus)
+            if self._queue and surplus == 0:
+                yield from self._push(edge, counter, epoch, run)
 
     def _push(self, edge: int, group: int, epoch: int, run: int) -> Agent:
         """Reserve slots of the ring, write the group's entry, or one for each of its tiles, and wake the consumer."""

@@ -14,7 +14,7 @@ from tilerelay.graph.cut import CutWorkload
 from tilerelay.graph.placement import Placement
 from tilerelay.kernels.config import MOST_SEGMENTS, KernelConfig
 from tilerelay.kernels.protocol import ENDED, EVENTS, WAKE_ALL
-from tilerelay.kernels.relay import BULK
+from tilerelay.kernels.relay import RELAYS
 from tilerelay.protocol.layout import ProtocolLayout, wrap32
 from tilerelay.runtime import cuda
 from tilerelay.runtime.launch import Launch, grid_of, make_piece, relay_of, way_of
@@ -72,7 +72,7 @@ class CudaPipeline:
         self.results = [self.tensors[place] for place in self._plan.results()]
         self._copies = [self._plan.copies(part, self.tensors) for part in range(len(self._devices))]
         self._ways = [self._way(part) for part in range(len(self._devices))]
-        self._relays = [None if w == BULK.value else relay_of(c) for w, c in zip(self._ways, self._copies, strict=True)]
+        self._relays = [relay_of(c) if w in RELAYS else None for w, c in zip(self._ways, self._copies, strict=True)]
         buffers = {d: torch.empty(layout.size(d), dtype=torch.uint8, device=f"cuda:{d}") for d in layout.devices}
         records = new_records(len(self._devices), "cuda")
         self.workspace = Workspace(layout, buffers, records, lambda words, d: words.to(f"cuda:{d}"))

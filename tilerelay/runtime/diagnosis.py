@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilerelay.kernels.handover import FIRST_PIECE
+from tilerelay.kernels.protocol import EARLIER_TILE, FIRST_PIECE
 from tilerelay.protocol.layout import RECORD_FIELDS, wrap32
 from tilerelay.runtime.workspace import Workspace
 
@@ -32,12 +32,18 @@ def _describe(workspace: Workspace, stage: int, record: dict[str, int]) -> str:
     waits_for = (
         f"tile {record['tile']}" if record["tile"] >= 0 else f"the next tile of its queue (ticket {record['ticket']})"
     )
-    if record["group"] == FIRST_PIECE.value:
+    if record["counter"] == FIRST_PIECE.value:
         return (
             f"({name}) on device {device} waited for {waits_for} in run {record['epoch']}; "
             f"the first piece of its sum had not been handed over"
         )
-    missing = missing_producers(workspace, stage, record["group"], record["epoch"])
+    if record["counter"] == EARLIER_TILE.value:
+        before = record["ticket"] - (layout.workload.stages[stage].under_way or 0)
+        return (
+            f"({name}) on device {device} waited to send {waits_for} in run {record['epoch']}; "
+            f"tile {int(workspace.stage(stage, 'order')[before])} had not been sent before"
+        )
+    missing = missing_producers(workspace, stage, record["counter"], record["epoch"])
     lacking = {producer: tiles for producer, tiles in missing.items() if tiles} or missing
     return f"({name}) on device {device} waited for {waits_for} in run {record['epoch']}; " + "; ".join(
         _named(layout.workload.stages[producer].name, tiles) for producer, tiles in lacking.items()
@@ -49,16 +55,16 @@ def _named(producer: str, tiles: list[int]) -> str:
     return f"{len(tiles)} of {producer}'s tiles had not been published: {named or 'none (an entry was lost)'}"
 
 
-def missing_producers(workspace: Workspace, stage: int, group: int, epoch: int) -> dict[int, list[int]]:
-    """By producer of a stage, its tiles that were not published in the run though a group needs them.
+def missing_producers(workspace: Workspace, stage: int, counter: int, epoch: int) -> dict[int, list[int]]:
+    """By producer of a stage, its tiles that were not published in the run though a counter counts them.
 
     Args:
-        group: of the stage's tiles; negative: any.
+        counter: of the stage's groups and steps; negative: any.
     """
     missing = {}
     for index in workspace.layout.in_edges(stage):
         edge = workspace.layout.workload.edges[index]
         published = workspace.stage(edge.producer, "published").cpu().numpy()
-        wanted = edge.dependencies.prerequisites_of(group) if group >= 0 else range(edge.dependencies.num_producers)
+        wanted = edge.dependencies.counted_by(counter) if counter >= 0 else range(edge.dependencies.num_producers)
         missing[edge.producer] = [p for p in wanted if published[p] != wrap32(epoch)]
     return missing

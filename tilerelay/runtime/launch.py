@@ -12,7 +12,7 @@ from tilerelay.kernels.activation import CODES
 from tilerelay.kernels.call import Piece, gemm_call
 from tilerelay.kernels.config import KernelConfig
 from tilerelay.kernels.protocol import COUNT, COUNTER, ORDER, PUSH, QUEUE, SILENT, Hooks
-from tilerelay.kernels.relay import BULK, RELAY, RELAY_BUT_LAST, Relay
+from tilerelay.kernels.relay import BULK, IN_TURN, RELAY, RELAY_BUT_LAST, RELAYS, Relay
 from tilerelay.runtime.workspace import Workspace
 
 TIMEOUT_US = 10_000_000  # of kernels that run on their own, outside a pipeline
@@ -41,12 +41,14 @@ def make_piece(
         listen: wait for the producers' tiles; False: the inputs are known to be complete.
         announce: publish finished tiles; False: nobody reads them in this run.
     """
-    if (relay is None) != (way == BULK.value):
+    if (relay is None) == (way in RELAYS):
         raise ValueError(f"tiles get to other devices in way {way} of kernels.relay, with relay={relay}")
     layout = workspace.layout
     queue = layout.signalling == "queue"
+    home, edges = layout.placement.device_of(stage), layout.workload.edges
+    is_here = {edge: layout.placement.device_of(edges[edge].consumer) == home for edge in layout.out_edges(stage)}
     into = layout.in_edges(stage) if listen else []
-    out = layout.out_edges(stage) if announce else []
+    out = sorted(is_here, key=lambda edge: not is_here[edge]) if announce else []
     hooks = Hooks(
         source=(ORDER if not into else QUEUE if queue else COUNTER).value,
         signal=(SILENT if not out else PUSH if queue else COUNT).value,
@@ -54,6 +56,8 @@ def make_piece(
         readers=len(out),
         copies=len(copies),
         way=way,
+        in_steps=bool(into) and edges[into[0]].dependencies.num_steps > 1,
+        kept=way == IN_TURN.value and bool(out) and is_here[out[0]],
     )
     activation = CODES[layout.workload.stages[stage].activation]
     return Piece(a, b, tuple(copies), workspace.segment(stage, into, out, bias, relay), hooks, activation)
@@ -63,8 +67,8 @@ def way_of(kind: str, stage: Stage, copies: int, sms: int, *, last: bool, read_l
     """How a stage's tiles get to other devices (kernels.relay): in bulk where somebody waits for each of them.
 
     That is so for a single wave of tiles, for walks, whose CTAs all end together, for what ends the run, and where
-    readers run at the same time. Where the next stage comes after this one, and begins with tiles of an earlier wave,
-    what counts is that SMs can load meanwhile.
+    readers run at the same time; in turn, where the graph says so. Where the next stage comes after this one, and
+    begins with tiles of an earlier wave, what counts is that SMs can load meanwhile.
 
     Args:
         copies: of its output; one of them is on its own device if it is the last stage, or read later there.
@@ -72,8 +76,10 @@ def way_of(kind: str, stage: Stage, copies: int, sms: int, *, last: bool, read_l
         last: nothing comes after the stage.
         read_later: what reads it on its own device comes after it.
     """
-    in_turn = last or read_later
-    if kind != "persistent" or not in_turn or copies == 1 or stage.walk or stage.grid.tiles <= sms:
+    if stage.under_way:
+        return int(IN_TURN.value)
+    follows = last or read_later
+    if kind != "persistent" or not follows or copies == 1 or stage.walk or stage.grid.tiles <= sms:
         return int(BULK.value)
     return int(RELAY_BUT_LAST.value if last else RELAY.value)
 

@@ -10,6 +10,7 @@ import torch
 from tilerelay.errors import InvalidInput, PlacementError, ShapeError
 from tilerelay.graph.cut import cut
 from tilerelay.graph.placement import Placement, pipelined
+from tilerelay.graph.turns import with_turns
 from tilerelay.graph.workload import Stage, Workload, with_orders, with_walk
 from tilerelay.kernels.config import BLOCK_K, HOPPER_SHARED_BYTES, configure
 from tilerelay.protocol.layout import ProtocolLayout
@@ -52,6 +53,8 @@ class Plan:
         check_types(workload, weights, biases, placement, timeout_s, first_epoch)
         if any(stage.walk for stage in workload.stages):
             raise InvalidInput("a stage has a walk; leave walk=None, the pipeline makes them for the SMs that it gets")
+        if any(s.under_way for s in workload.stages) or any(e.dependencies.steps for e in workload.edges):
+            raise InvalidInput("a stage has turns or steps; leave under_way=None and steps=(), the pipeline decides")
         if not workload.is_chain:
             raise InvalidInput("the kernels run chains; this workload has stages with several inputs or outputs")
         if len(weights) != len(workload.stages):
@@ -79,12 +82,19 @@ class Plan:
         is_cut = [parts[0].columns is not None for parts in self.cut.placement.stages]
         ordered = with_orders(self.cut.workload, self._tiles_in_flight(), is_cut)
         self.cut = replace(self.cut, workload=self._with_walks(ordered))
+        if self.signalling == "counter":
+            persistent = [self.kernels[stage] == "persistent" for stage, _ in self.cut.origin]
+            self.cut = replace(self.cut, workload=with_turns(self.cut, self._tiles_in_flight(), persistent))
         self.layout = ProtocolLayout(self.cut.workload, self.cut.placement, self.signalling)
         self.layout.check_kernels_can()
         limit = shared_memory_limit(self.placement.devices[0]) if self.backend == "cuda" else HOPPER_SHARED_BYTES
+        stages = self.cut.workload.stages
+        in_turn = {
+            part for program in self.cut.programs for part in program if any(stages[p].under_way for p in program)
+        }
         self.configs = [
-            configure(self.kernels[stage], (s.grid.block_m, s.grid.block_n), limit)
-            for (stage, _), s in zip(self.cut.origin, self.cut.workload.stages, strict=True)
+            configure(self.kernels[stage], (s.grid.block_m, s.grid.block_n), limit, whole_tile=part in in_turn)
+            for part, ((stage, _), s) in enumerate(zip(self.cut.origin, stages, strict=True))
         ]
         self.weights = self._in_parts("weight", weights, lambda part: (part.grid.n, part.k))
         self.biases: list[torch.Tensor | None] = [None] * len(self.weights)

@@ -83,7 +83,7 @@ class Workspace:
         return Handover(*(self.stage(stage, name) for name in Handover._fields))
 
     def _control(self, stage: int) -> Control:
-        names = ("numbers", "epoch", "finished", "order", "published", "abort")
+        names = ("numbers", "epoch", "finished", "order", "sent", "published", "abort")
         return Control(
             **{name: self.stage(stage, name) for name in names},
             abort_words=self.abort_words[self.layout.placement.device_of(stage)],
@@ -92,16 +92,16 @@ class Workspace:
         )
 
     def _inbox(self, edge: int) -> Inbox:
-        names = {"ring": "ring", "scoreboard": "scoreboard", "group_of": "group_of", "need": "consumer_need"}
-        return Inbox(**{name: self.edge(edge, field) for name, field in names.items()})
+        names = ("ring", "scoreboard", "group_of", "steps")
+        return Inbox(**{name: self.edge(edge, name) for name in names}, need=self.edge(edge, "consumer_need"))
 
     def _no_inbox(self, stage: int) -> Inbox:
         """For a first stage: pointers of the right types that its kernel does not use."""
         word, pair = self.stage(stage, "epoch"), self.abort_words[self.layout.placement.device_of(stage)]
-        return Inbox(ring=pair, scoreboard=word, group_of=word, need=word)
+        return Inbox(ring=pair, scoreboard=word, group_of=word, need=word, steps=word)
 
     def _outbox(self, edge: int) -> Outbox:
-        names = ("offsets", "groups", "need", "member_offsets", "members", "scoreboard", "tail", "ring")
+        names = ("offsets", "counters", "need", "member_offsets", "members", "scoreboard", "tail", "ring")
         consumer = self.layout.workload.edges[edge].consumer
         return Outbox(**{name: self.edge(edge, name) for name in names}, wake=self.stage(consumer, "wake"))
 

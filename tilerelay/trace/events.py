@@ -53,6 +53,7 @@ class StageInfo:
         k: length of the sum.
         workers: CTAs (or agents) that computed tiles at the same time.
         workers_known: each tile's worker was recorded; else it was worked out from the times.
+        in_turn: tiles are sent to other devices in turn, after their own device was told.
     """
 
     name: str
@@ -61,6 +62,7 @@ class StageInfo:
     k: int
     workers: int
     workers_known: bool = True
+    in_turn: bool = False
 
     @property
     def roles_overlap(self) -> bool:
@@ -75,11 +77,17 @@ class StageInfo:
 
 @dataclass(frozen=True, eq=False)
 class EdgeInfo:
-    """Dependencies between two stages: (producer tiles, consumer tiles that need all of them), each once."""
+    """Dependencies between two stages: (producer tiles, consumer tiles that need all of them), each once.
+
+    Attributes:
+        first: for each of the groups, the producer tiles that its tiles wait for before they begin: all of them, or
+            those of the first step of their sums.
+    """
 
     producer: int
     consumer: int
     groups: tuple[tuple[Int32s, Int32s], ...]
+    first: tuple[Int32s, ...]
 
 
 @dataclass(frozen=True)
@@ -204,20 +212,38 @@ class Trace:
         return np.where(self.roles_overlap, self.at[:, COMPUTED], self.at[:, PUBLISHED])
 
     @cached_property
-    def last_prerequisite(self) -> Int64s:
-        """[records]: the prerequisite that was published last, -1: there is none in the table."""
+    def _arrivals(self) -> tuple[Int64s, Int64s]:
+        """[records] each: the prerequisite to begin with that came last, and when; -1: there is none in the table."""
         found = np.full(len(self), -1, dtype=np.int64)
-        published = self.at[:, PUBLISHED]
+        arrival = np.full(len(self), -1, dtype=np.int64)
+        device = self.keys[:, DEVICE]
         for edge in self.edges:
-            for needed, members in edge.groups:
-                needs = self.record_of[edge.producer][needed]
+            for (_, members), first in zip(edge.groups, edge.first, strict=True):
+                needs = self.record_of[edge.producer][first]
                 readers = self.record_of[edge.consumer][members]
                 needs, readers = needs[needs >= 0], readers[readers >= 0]
-                if len(needs) and len(readers):
-                    last = needs[published[needs].argmax()]
-                    later = (found[readers] < 0) | (published[found[readers]] < published[last])
-                    found[readers[later]] = last
-        return found
+                for here in (False, True) if len(needs) and len(readers) else ():
+                    told_early = here and self.stages[edge.producer].in_turn
+                    came = self.at[needs, COMPUTED if told_early else PUBLISHED]
+                    last = needs[came.argmax()]
+                    those = readers[(device[readers] == device[last]) == here]
+                    later = those[came.max() > arrival[those]]
+                    found[later], arrival[later] = last, came.max()
+        return found, arrival
+
+    @property
+    def last_prerequisite(self) -> Int64s:
+        """[records]: of the prerequisites to begin with, the one that came last; -1: there is none in the table."""
+        return self._arrivals[0]
+
+    @property
+    def arrival(self) -> Int64s:
+        """[records]: when the last prerequisite to begin with came; -1: there is none in the table.
+
+        That is when it was published. A tile that is sent in turn was announced on its own device before; when, is not
+        recorded, and counts as when it was computed.
+        """
+        return self._arrivals[1]
 
     def rows(self, first: int, end: int) -> Trace:
         """The trace of the tiles in rows [first, end) of every stage's grid; it starts anew at 0.
@@ -237,21 +263,24 @@ class Trace:
 
 def stage_info(stage: Stage, kernel: str, workers: int, *, workers_known: bool = True) -> StageInfo:
     """The stage of a workload as the table describes it."""
-    return StageInfo(stage.name, kernel, stage.grid, stage.k, workers, workers_known)
+    return StageInfo(stage.name, kernel, stage.grid, stage.k, workers, workers_known, stage.under_way is not None)
 
 
 def edge_info(edge: Edge) -> EdgeInfo:
     """The edge of a workload as the table describes it: groups with the same prerequisites become one."""
     d = edge.dependencies
     producer = np.repeat(np.arange(d.num_producers, dtype=np.int32), np.diff(d.offsets))
-    order = np.argsort(d.groups, kind="stable")
-    bounds = np.searchsorted(d.groups[order], np.arange(d.num_groups + 1))
-    needed: dict[bytes, tuple[Int32s, list[int]]] = {}
+    order = np.argsort(d.counters, kind="stable")
+    bounds = np.searchsorted(d.counters[order], np.arange(len(d.need) + 1))
+    found: dict[tuple[bytes, bytes], tuple[Int32s, Int32s, list[int]]] = {}
     for group in range(d.num_groups):
-        tiles = producer[order[bounds[group] : bounds[group + 1]]]
-        needed.setdefault(tiles.tobytes(), (tiles, []))[1].extend(d.members_of(group))
-    groups = ((tiles, np.array(sorted(members), dtype=np.int32)) for tiles, members in needed.values())
-    return EdgeInfo(edge.producer, edge.consumer, tuple(groups))
+        start, end = bounds[group * d.num_steps], bounds[(group + 1) * d.num_steps]
+        needed = np.unique(producer[order[start:end]])
+        first = producer[order[start : bounds[group * d.num_steps + 1]]]
+        key = needed.tobytes(), first.tobytes()
+        found.setdefault(key, (needed, first, []))[2].extend(d.members_of(group))
+    groups = tuple((needed, np.array(sorted(members), dtype=np.int32)) for needed, _, members in found.values())
+    return EdgeInfo(edge.producer, edge.consumer, groups, tuple(first for _, first, _ in found.values()))
 
 
 def first_workers(devices: Sequence[int], workers: Sequence[int]) -> list[int]:

@@ -15,7 +15,10 @@ FORMAT = 1
 
 
 def to_values(trace: Trace) -> dict[str, Any]:
-    """Everything in the trace. Sets of tiles are [first, end) runs; a record has the columns in order."""
+    """Everything in the trace. Sets of tiles are [first, end) runs; a record has the columns in order.
+
+    Older tables have no `first` and no `in_turn`: their runs knew neither steps nor turns.
+    """
     return {
         "format": FORMAT,
         "columns": list(COLUMNS),
@@ -24,11 +27,15 @@ def to_values(trace: Trace) -> dict[str, Any]:
             {
                 "name": s.name, "kernel": s.kernel, "m": s.grid.m, "n": s.grid.n, "k": s.k,
                 "tile": [s.grid.block_m, s.grid.block_n], "workers": s.workers, "workers_known": s.workers_known,
+                "in_turn": s.in_turn,
             }
             for s in trace.stages
         ],
         "edges": [
-            {"producer": e.producer, "consumer": e.consumer, "groups": [[_runs(a), _runs(b)] for a, b in e.groups]}
+            {
+                "producer": e.producer, "consumer": e.consumer, "groups": [[_runs(a), _runs(b)] for a, b in e.groups],
+                "first": [_runs(tiles) for tiles in e.first],
+            }
             for e in trace.edges
         ],
         "clock": {
@@ -81,7 +88,7 @@ def _stage(values: Mapping[str, Any]) -> StageInfo:
     grid = TileGrid(values["m"], values["n"], block_m, block_n)
     return StageInfo(
         str(values["name"]), str(values["kernel"]), grid, int(values["k"]), int(values["workers"]),
-        bool(values["workers_known"]),
+        bool(values["workers_known"]), bool(values.get("in_turn", False)),
     )  # fmt: skip
 
 
@@ -91,7 +98,12 @@ def _edge(values: Mapping[str, Any], stages: tuple[StageInfo, ...]) -> EdgeInfo:
         raise InvalidInput(f"the event table's edge {producer} -> {consumer} joins stages that do not exist")
     sizes = stages[producer].grid.tiles, stages[consumer].grid.tiles
     groups = tuple((_ids(a, sizes[0]), _ids(b, sizes[1])) for a, b in values["groups"])
-    return EdgeInfo(producer, consumer, groups)
+    first = tuple(_ids(a, sizes[0]) for a in values.get("first", [a for a, _ in values["groups"]]))
+    if len(first) != len(groups):
+        raise InvalidInput(
+            f"the event table's edge {producer} -> {consumer} begins {len(first)} of {len(groups)} groups"
+        )
+    return EdgeInfo(producer, consumer, groups, first)
 
 
 def _runs(ids: Int32s) -> list[list[int]]:

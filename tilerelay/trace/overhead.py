@@ -71,7 +71,7 @@ def overhead(trace: Trace, *, publishing: Sequence[int] | None = None) -> dict[s
     listens = np.isin(stage, [edge.consumer for edge in trace.edges]) & recorded[:, SEEN]
     before, needed = trace.previous, trace.last_prerequisite
     free = np.where(before >= 0, trace.free_at[before], trace.begin)
-    arrival = np.where(needed >= 0, at[needed, PUBLISHED], trace.begin)
+    arrival = np.where(needed >= 0, trace.arrival, trace.begin)
     waited = listens & (needed >= 0) & (arrival >= free)
     split = recorded[:, LOADED] & listens
     found_free = split & (at[:, OBTAINED] >= free)

@@ -1,8 +1,9 @@
 """The critical path: what the end of the run waited for, tile by tile, back to its beginning.
 
-A tile begins when its last prerequisite is published and its worker is free (its math role, or, where a CTA does one
-thing at a time, the whole CTA). Whichever came later bound the tile: the path goes on with the prerequisite (an
-*arrival*) or with the worker's tile before (a *turn*). It ends at a tile that neither bound.
+A tile begins when its last prerequisite is published (that of its sum's first step, where it has steps) and its worker
+is free (its math role, or, where a CTA does one thing at a time, the whole CTA). Whichever came later bound the tile:
+the path goes on with the prerequisite (an *arrival*) or with the worker's tile before (a *turn*). It ends at a tile
+that neither bound.
 
 Between the moment that bound a tile and the moment at which it released the next one, the tile's own phases, in their
 order, account for all of the time; so the path's parts add up to the whole run.
@@ -37,13 +38,13 @@ class Step:
 
 def critical_path(trace: Trace) -> list[Step]:
     """The path to the tile that was published last."""
-    published, free_at = trace.at[:, PUBLISHED], trace.free_at
+    published, arrival, free_at = trace.at[:, PUBLISHED], trace.arrival, trace.free_at
     record, leave = int(published.argmax()), int(published.max())
     steps: list[Step] = []
     while True:
         before, needed = int(trace.previous[record]), int(trace.last_prerequisite[record])
-        if needed >= 0 and (before < 0 or published[needed] >= free_at[before]):
-            bound, begin, following = ARRIVAL, int(published[needed]), needed
+        if needed >= 0 and (before < 0 or arrival[record] >= free_at[before]):
+            bound, begin, following = ARRIVAL, int(arrival[record]), needed
         elif before >= 0:
             bound, begin, following = TURN, int(free_at[before]), before
         else:
