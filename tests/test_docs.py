@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.test_ptx_rules import MUTATIONS
+from tests.kernels.test_ptx_rules import MUTATIONS, TURN_MUTATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -29,4 +29,4 @@ def test_cited_changes_exist() -> None:
     quoted = set()
     for changes in re.findall(r"`test_ptx_rules\.py`\s+\(([^)]*)\)", TEXT):
         quoted |= {" ".join(change.split()) for change in re.findall(r'"([^"]+)"', changes)}
-    assert len(quoted) > 15 and quoted <= {mutation[0] for mutation in MUTATIONS}
+    assert len(quoted) > 15 and quoted <= {mutation[0] for mutation in [*MUTATIONS, *TURN_MUTATIONS]}

@@ -230,22 +230,22 @@ READ_WAIT = r"cp\.async\.bulk\.wait_group\.read\s+0;"
 LET_GO = rf"({READ_WAIT}(?:(?!{READ_WAIT}).)*?)@%p\d+ atom\.global\.gpu\.relaxed\.exch[^;]*;"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "becomes", "rule"),
-    [
-        (LOOK, "atom.global.sys.relaxed.add", "rule 4"),
-        (LOOK, "atom.global.gpu.acquire.add", "rule 4"),
-        (LET_GO, r"\1", "rule 8"),
-        (READ_WAIT, "", "rule 8"),
-        (r"%globaltimer", "%clock64", "rule 7"),
-    ],
-    ids=["relaxed", "of this device", "nobody is let go", "let go early", "no deadline"],
-)
-def test_a_mistake_in_turns_and_steps_is_noticed(pattern: str, becomes: str, rule: str) -> None:
+# (change, what is searched, what it becomes, rule that must notice)
+TURN_MUTATIONS = [
+    ("a relaxed look", LOOK, "atom.global.sys.relaxed.add", "rule 4"),
+    ("a look of this device", LOOK, "atom.global.gpu.acquire.add", "rule 4"),
+    ("nobody is let go", LET_GO, r"\1", "rule 8"),
+    ("let go early", READ_WAIT, "", "rule 8"),
+    ("turns and steps without a deadline", r"%globaltimer", "%clock64", "rule 7"),
+]
+
+
+@pytest.mark.parametrize(("change", "pattern", "becomes", "rule"), TURN_MUTATIONS, ids=[m[0] for m in TURN_MUTATIONS])
+def test_a_mistake_in_turns_and_steps_is_noticed(change: str, pattern: str, becomes: str, rule: str) -> None:
     segment = hooks("counter", "count", readers=2, copies=2, way="in turn", in_steps=True, kept=True)
     ptx = compiled("persistent", segment).ptx
     changed, count = re.subn(pattern, becomes, ptx, flags=re.DOTALL)
-    assert count, "nothing to change"
+    assert count, f"nothing to change for {change!r}"
     assert broken(ptx, "persistent", segment) == set()
     assert rule in broken(changed, "persistent", segment)
 
