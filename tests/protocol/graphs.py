@@ -37,3 +37,15 @@ def workloads(draw: st.DrawFn, max_stages: int = 4, max_tiles: int = 7) -> Workl
 def placements(draw: st.DrawFn, stages: int) -> Placement:
     """Every stage on any of three devices, as a share of it."""
     return Placement(tuple((Part(draw(st.integers(0, 2)), 4),) for _ in range(stages)))
+
+
+@st.composite
+def cuts(draw: st.DrawFn, workload: Workload) -> Placement:
+    """Every stage cut by columns into up to four parts, on any of four devices."""
+    stages = []
+    for stage in workload.stages:
+        inner = draw(st.sets(st.sampled_from(range(8, stage.grid.n, 8)), max_size=3))
+        bounds = [0, *sorted(inner), stage.grid.n]
+        devices = draw(st.permutations(range(4)))
+        stages.append(tuple(Part(devices[i], None, (bounds[i], bounds[i + 1])) for i in range(len(bounds) - 1)))
+    return Placement(tuple(stages))

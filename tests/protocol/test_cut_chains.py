@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.graphs import EPOCHS
+from tests.protocol.graphs import EPOCHS, cuts
 from tests.protocol.test_reference import check_events
 from tilerelay.errors import InvalidInput, PipelineAborted
 from tilerelay.graph.catalog import dense_chain
@@ -64,14 +64,8 @@ def test_any_cut_of_a_chain_runs_to_completion(data: st.DataObject) -> None:
         data.draw(st.integers(1, 20)), [8, 48, 40], tile=(data.draw(st.sampled_from([4, 8])), 8),
         grouped=data.draw(st.booleans()),
     )  # fmt: skip
-    stages = []
-    for stage in workload.stages:
-        inner = data.draw(st.sets(st.sampled_from(range(8, stage.grid.n, 8)), max_size=3))
-        bounds = [0, *sorted(inner), stage.grid.n]
-        devices = data.draw(st.permutations(range(4)))
-        stages.append(tuple(Part(devices[i], None, (bounds[i], bounds[i + 1])) for i in range(len(bounds) - 1)))
     run_cut(
-        cut(workload, Placement(tuple(stages))), seed=data.draw(st.integers(0, 2**32)), epochs=2,
+        cut(workload, data.draw(cuts(workload))), seed=data.draw(st.integers(0, 2**32)), epochs=2,
         scheduler=data.draw(st.sampled_from(list(SCHEDULERS))), first_epoch=data.draw(st.sampled_from(EPOCHS)),
     )  # fmt: skip
 

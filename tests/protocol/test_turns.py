@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.graphs import EPOCHS
+from tests.protocol.graphs import EPOCHS, cuts
 from tests.protocol.test_reference import check_events
 from tilerelay.errors import InvalidInput, PipelineAborted
 from tilerelay.graph import turns
@@ -66,13 +66,7 @@ def test_chains_run_to_completion(placement: Placement, scheduler: str, first_ep
 def test_any_cut_of_a_chain_runs_to_completion(data: st.DataObject) -> None:
     """Steps of a few columns: parts that lack some of them, tiles that lie in several."""
     workload = dense_chain(data.draw(st.integers(1, 20)), [8, 48, 40], tile=(data.draw(st.sampled_from([4, 8])), 8))
-    stages = []
-    for stage in workload.stages:
-        inner = data.draw(st.sets(st.sampled_from(range(8, stage.grid.n, 8)), max_size=3))
-        bounds = [0, *sorted(inner), stage.grid.n]
-        devices = data.draw(st.permutations(range(4)))
-        stages.append(tuple(Part(devices[i], None, (bounds[i], bounds[i + 1])) for i in range(len(bounds) - 1)))
-    placed = cut(workload, Placement(tuple(stages)))
+    placed = cut(workload, data.draw(cuts(workload)))
     first_step = data.draw(st.integers(1, 24))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(turns, "FIRST_STEP", first_step)
@@ -116,31 +110,25 @@ def test_a_tile_waits_for_the_one_so_many_turns_before_it() -> None:
     assert any(w == f"{name}, tile {late} waits for its turn after tile {earlier}" for w in caught.value.waits)
 
 
-def test_a_step_that_is_not_waited_for_is_caught() -> None:
-    workload, placement = in_turn(CHAIN, sharded(WIDTHS[1:], [0, 1]))
+def broken_by(fault: Fault, under_way: int, workers: int) -> list[str]:
+    """What the ledger says in twenty runs with a mistake."""
+    workload, placement = in_turn(CHAIN, sharded(WIDTHS[1:], [0, 1]), under_way)
     found = []
     for seed in range(20):
         try:
-            run(
-                workload, placement, "counter", [2] * 6, seed=seed, scheduler="adversarial",
-                fault=Fault("skip_step_wait", 2, ticket=0),
-            )  # fmt: skip
+            run(workload, placement, "counter", [workers] * 6, seed=seed, scheduler="adversarial", fault=fault)
         except InvariantBroken as broken:
             found.append(str(broken))
+    return found
+
+
+def test_a_step_that_is_not_waited_for_is_caught() -> None:
+    found = broken_by(Fault("skip_step_wait", 2, ticket=0), under_way=3, workers=2)
     assert any("tile 0 of layer1[0:320] starts before tile" in message for message in found)
 
 
 def test_a_tile_that_is_announced_elsewhere_before_it_is_sent_is_caught() -> None:
-    workload, placement = in_turn(CHAIN, sharded(WIDTHS[1:], [0, 1]), under_way=1)
-    found = []
-    for seed in range(20):
-        try:
-            run(
-                workload, placement, "counter", [8] * 6, seed=seed, scheduler="adversarial",
-                fault=Fault("announce_unsent", 0, ticket=15),
-            )  # fmt: skip
-        except InvariantBroken as broken:
-            found.append(str(broken))
+    found = broken_by(Fault("announce_unsent", 0, ticket=15), under_way=1, workers=8)
     assert any("layer1[320:640] starts before tile" in message for message in found)
     assert not any("layer1[0:320] starts before tile" in message for message in found), "that one is on its device"
 
