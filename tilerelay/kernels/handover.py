@@ -24,6 +24,13 @@ def piece_of(ticket, segment, numbers):
 
 
 @gluon.jit
+def tickets_after(first, tickets):
+    """First ticket of this CTA in the next segment: the round robin goes on where this one stopped."""
+    ctas = gl.num_programs(0)
+    return first + gl.maximum(tickets - first + ctas - 1, 0) // ctas * ctas - tickets
+
+
+@gluon.jit
 def _sums(handover, place, GROUP: gl.constexpr, GROUPS: gl.constexpr, like):
     """Where a warpgroup's accumulators wait."""
     ROWS: gl.constexpr = like.shape[0]
