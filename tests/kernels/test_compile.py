@@ -195,8 +195,9 @@ def test_without_timestamps_the_code_is_that_of_kernels_that_have_none(
 ) -> None:
     package = f"unstamped_{kind}_{segments[0].source}_{len(segments)}_{segments[0].copies}_{segments[0].way}"
     (tmp_path / package).mkdir()
-    stamped, names = ("protocol", "gemm_classical", "gemm_persistent"), "protocol|gemm_classical|gemm_persistent"
-    for name in (*stamped, "entry"):
+    stamped, others = ("protocol", "gemm_classical", "gemm_persistent"), ("handover", "store_role", "entry")
+    names = "|".join((*stamped, *others[:-1]))
+    for name in (*stamped, *others):
         text = Path(compiler.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
         text, removed = re.subn(r"^ +stamp\(.*\n", "", text, flags=re.MULTILINE)
         assert bool(removed) == (name in stamped)
@@ -205,7 +206,8 @@ def test_without_timestamps_the_code_is_that_of_kernels_that_have_none(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(call, "entry", importlib.import_module(f"{package}.entry").entry)
     code = compiler.compile_gemm(configure(kind, TILE), segments)
-    assert f"{package}/gemm_{kind}.py" in code.ptx
+    assert all(f"{package}/{name}.py" in code.ptx for name in ("protocol", f"gemm_{kind}"))
+    assert "kernels/protocol.py" not in code.ptx
     assert plain(code.ptx) == plain(compiled(kind, *segments).ptx)
 
 
