@@ -67,6 +67,7 @@ def test_parts_with_a_thin_last_wave_get_walks_of_one_grid(gpus: int) -> None:
 def test_a_single_wave_is_sent_in_turn_and_its_kernel_has_room_for_a_whole_tile() -> None:
     made = cut([4096, 8192, 4096], 2)
     assert [stage.under_way for stage in made.cut.workload.stages] == [UNDER_WAY, UNDER_WAY, None, None]
+    assert made.sends_in_turn == [True, False]
     assert [(c.num_buffers, c.store_buffers) for c in made.configs] == [(3, 2)] * 4, "one kernel for both of a device"
     chained = plan(dense_chain(512, [4096, 8192, 4096]), pipelined([0, 1]))
     assert [stage.under_way for stage in chained.cut.workload.stages] == [UNDER_WAY, None]

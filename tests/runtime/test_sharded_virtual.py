@@ -119,6 +119,7 @@ def test_describe_says_what_runs(make: Make) -> None:
         "kernel": "classical",
         "tile": [[64, 64, 64], [64, 64, 64]],
         "shares_sums": [False, False],
+        "sends_in_turn": [False, False],
     }
 
 

@@ -224,7 +224,7 @@ class Pipeline:
             return LayerByLayer(whole, weights, biases, configs, device, sms).run(x)
 
     def describe(self) -> dict[str, Any]:
-        """What runs: backend, devices, placement, signalling, kernels, tile shapes, and which stages share sums."""
+        """What runs: backend, devices, placement, signalling, kernels, tiles, who shares sums, who sends in turn."""
         configs = [self._configs[self._cut.parts_of(stage)[0]] for stage in range(len(self.workload.stages))]
         return {
             "backend": self.backend,
@@ -235,6 +235,7 @@ class Pipeline:
             "kernel": "+".join(dict.fromkeys(self.kernels)),
             "tile": [[c.block_m, c.block_n, c.block_k] for c in configs],
             "shares_sums": self._plan.shares_sums,
+            "sends_in_turn": self._plan.sends_in_turn,
         }
 
     def close(self) -> None:

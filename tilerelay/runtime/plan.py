@@ -193,6 +193,14 @@ class Plan:
             for stage in range(len(self.workload.stages))
         ]
 
+    @property
+    def sends_in_turn(self) -> list[bool]:
+        """Of each stage, whether tiles are sent to other devices in turn in any part of it."""
+        return [
+            any(self.cut.workload.stages[part].under_way is not None for part in self.cut.parts_of(stage))
+            for stage in range(len(self.workload.stages))
+        ]
+
     def _with_walks(self, workload: Workload) -> Workload:
         """Even work for all CTAs in the parts of cut stages; others are read while they are made, panel by panel.
 
