@@ -110,11 +110,13 @@ def test_shared_sums_keep_the_rules(source: str, signal: str, tile: tuple[int, i
     check("persistent", hooks(source, signal), tile=tile, shared=(0,))
 
 
-# Segments that store their tiles in bulk: only these share sums (launch.way_of).
+# Segments that store their tiles in bulk: only these share sums (launch.way_of). Of those that read what is sent in
+# turn, one stands for all: they compile for long.
 SHARERS = {
     name: bulk
     for name, segments in SEVERAL.items()
     if (bulk := tuple(s for s, segment in enumerate(segments) if segment.way == BULK.value))
+    and name not in ("three stages, in turn", "elsewhere, in turn")
 }
 
 
@@ -160,8 +162,10 @@ def test_several_segments_and_copies_keep_the_rules(segments: tuple[Hooks, ...],
     check("persistent", *segments, tile=tile, stride=32)
 
 
-# One with both kinds of relay stands for them all: they compile for long, and the options change nothing in a relay.
-WITH_OPTIONS = [name for name in SEVERAL if name == "a relayed whole output on both" or "relayed" not in name]
+# One with both kinds of relay stands for them all, and one for those in turn: they compile for long, and the options
+# change nothing in a relay.
+STANDING = ("a relayed whole output on both", "three stages, in turn")
+WITH_OPTIONS = [name for name in SEVERAL if name in STANDING or not ("relayed" in name or "in turn" in name)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.graphs import EPOCHS, placements, workloads
@@ -74,6 +74,7 @@ def test_every_field_is_on_its_device(layout: ProtocolLayout) -> None:
         assert layout.edge_field(index, "scoreboard").device == reader
 
 
+@settings(deadline=None)  # the whole image of a device
 @given(layouts(), st.sampled_from(EPOCHS))
 def test_memory_before_a_run(layout: ProtocolLayout, epoch: int) -> None:
     last = wrap32(epoch - 1)
