@@ -189,6 +189,11 @@ def test_every_copy_is_stored_before_one_fence_that_serves_all_readers(segments:
     def count(reached: set[int], prefix: str) -> int:
         return sum(program.instructions[n].opcode.startswith(prefix) for n in reached)
 
+    def ends(i: Instruction) -> bool:
+        """The next tile's stores, or the record of a wait that ends the run, which has a fence of its own."""
+        record = i.opcode.startswith("st.") and program.memory(i).endswith(".control.record")
+        return record or i.opcode.startswith("cp.async.bulk.tensor")
+
     for s, segment in enumerate(segments):
 
         def stores(i: Instruction, s: int = s) -> bool:
@@ -198,7 +203,7 @@ def test_every_copy_is_stored_before_one_fence_that_serves_all_readers(segments:
         assert len(stored) == STORES * stored_in_bulk(segment)
         if segment.signal != COUNT.value:
             continue
-        tail = program.after(stored[-1], stop=lambda i: i.opcode.startswith("cp.async.bulk.tensor"))
+        tail = program.after(stored[-1], stop=ends)
         adds = [i for i in program.where(lambda i: i.opcode.startswith("atom.")) if i.index in tail]
         readers = {program.memory(i) for i in adds if ".scoreboard" in program.memory(i)}
         assert readers == {f"{s}.outbox{reader}.scoreboard" for reader in range(segment.kept, segment.readers)}
