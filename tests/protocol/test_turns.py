@@ -80,7 +80,7 @@ def test_any_cut_of_a_chain_runs_to_completion(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_sums_that_are_shared_take_steps(scheduler: str) -> None:
-    """A piece waits for no step beyond its end."""
+    """Each piece takes the steps up to its end."""
     wide, placement = in_turn(dense_chain(64, [64, 640, 384], tile=(64, 64)), sharded([640, 384], [0, 1]))
     stages = list(wide.stages)
     for part in (2, 3):

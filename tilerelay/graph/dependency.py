@@ -76,11 +76,9 @@ class TileDependencies:
         contiguous = rest == 0 and np.array_equal(self.members, np.arange(self.num_consumers))
         return size if contiguous and bool((np.diff(self.member_offsets) == size).all()) else None
 
-    def counters_of_producer(self, producer: int) -> list[int]:
-        return [int(c) for c in self.counters[self.offsets[producer] : self.offsets[producer + 1]]]
-
     def groups_of_producer(self, producer: int) -> list[int]:
-        return sorted({counter // self.num_steps for counter in self.counters_of_producer(producer)})
+        counters = self.counters[self.offsets[producer] : self.offsets[producer + 1]]
+        return [int(group) for group in np.unique(counters // self.num_steps)]
 
     def members_of(self, group: int) -> list[int]:
         return [int(t) for t in self.members[self.member_offsets[group] : self.member_offsets[group + 1]]]

@@ -56,10 +56,10 @@ def with_turns(cut: CutWorkload, tiles_in_flight: Sequence[int], can: Sequence[b
         readers = [edge.consumer for edge in workload.edges if edge.producer == producer]
         after = {part for program in cut.programs if producer in program for part in program}
         waves = 1 if after & set(readers) else MOST_WAVES
-        sends = {device_of(reader) for reader in readers} - {device_of(producer)} and stage.walk is None
-        if can[producer] and sends and stage.grid.tiles <= waves * tiles_in_flight[producer]:
-            if all(map(takes_steps, readers)):
-                stages[producer] = replace(stage, under_way=UNDER_WAY)
+        is_sent = any(device_of(reader) != device_of(producer) for reader in readers)
+        is_short = stage.walk is None and stage.grid.tiles <= waves * tiles_in_flight[producer]
+        if can[producer] and is_sent and is_short and all(map(takes_steps, readers)):
+            stages[producer] = replace(stage, under_way=UNDER_WAY)
 
     stepped = {edge.consumer for edge in workload.edges if stages[edge.producer].under_way}
     edges = [

@@ -185,21 +185,20 @@ class Plan:
         sms = check_machine(self.placement.devices)
         return [parts[0].sms or sms[parts[0].device] for parts in self.cut.placement.stages]
 
+    def _in_any_part(self, test: Callable[[Stage], bool]) -> list[bool]:
+        """Of each stage, whether it holds for any of its parts."""
+        parts_of = map(self.cut.parts_of, range(len(self.workload.stages)))
+        return [any(test(self.cut.workload.stages[part]) for part in parts) for parts in parts_of]
+
     @property
     def shares_sums(self) -> list[bool]:
-        """Of each stage, whether CTAs share tiles' sums in any part of it."""
-        return [
-            any(self.cut.workload.stages[part].walk is not None for part in self.cut.parts_of(stage))
-            for stage in range(len(self.workload.stages))
-        ]
+        """Of each stage, whether CTAs share tiles' sums."""
+        return self._in_any_part(lambda stage: stage.walk is not None)
 
     @property
     def sends_in_turn(self) -> list[bool]:
-        """Of each stage, whether tiles are sent to other devices in turn in any part of it."""
-        return [
-            any(self.cut.workload.stages[part].under_way is not None for part in self.cut.parts_of(stage))
-            for stage in range(len(self.workload.stages))
-        ]
+        """Of each stage, whether its tiles are sent to other devices in turn."""
+        return self._in_any_part(lambda stage: stage.under_way is not None)
 
     def _with_walks(self, workload: Workload) -> Workload:
         """Even work for all CTAs in the parts of cut stages; others are read while they are made, panel by panel.
